@@ -1,0 +1,1 @@
+"""GGUF files in, one artefact per device out."""

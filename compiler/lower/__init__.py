@@ -1,0 +1,1 @@
+"""From rewritten Relax functions to launch plans, and from GGUF tensors to packed weights."""

@@ -1,0 +1,1 @@
+"""One architecture a file: configuration from metadata, graph in Relax."""

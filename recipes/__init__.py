@@ -1,0 +1,1 @@
+"""The small pair that ships with the project, and one description per published pair."""

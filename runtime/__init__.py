@@ -1,0 +1,1 @@
+"""Runs an artefact. Imports neither compiler, passes, targets nor TVM."""
