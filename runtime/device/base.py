@@ -1,0 +1,45 @@
+"""The interface of a device: memory, recorded launches, replay. All that a session knows of the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from dflashc.runtime.plan import Launch
+
+
+class Memory(Protocol):
+    """A piece of device memory."""
+
+    nbytes: int
+
+
+class Replay(Protocol):
+    """Launches recorded once and run many times."""
+
+    def run(self) -> None:
+        """Start the launches and wait for them."""
+
+
+class Device(Protocol):
+    """A device that an artefact runs on.
+
+    `upload` and `download` count the bytes that cross between host and device; `synchronisations` counts waits.
+    """
+
+    name: str
+    uploaded: int
+    downloaded: int
+    synchronisations: int
+
+    def alloc(self, nbytes: int) -> Memory: ...
+
+    def upload(self, memory: Memory, data: np.ndarray, offset: int = 0) -> None: ...
+
+    def download(self, memory: Memory, dtype: str, count: int, offset: int = 0) -> np.ndarray: ...
+
+    def record(self, launches: Sequence[Launch], memories: Mapping[str, Memory], context: int) -> Replay: ...
+
+    def close(self) -> None: ...

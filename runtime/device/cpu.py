@@ -1,0 +1,195 @@
+"""The CPU as a device: a shared library of kernels, a pool of threads, launch tables that the library walks.
+
+The executor is native code inside the artefact's own library (see `targets/cpu/executor.ll`), so nothing of TVM is
+needed here. Python only fills launch tables and makes one foreign call per run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dflashc.runtime.errors import ArtefactError, TargetError
+from dflashc.runtime.plan import Launch, Operand
+
+ABI = 1
+"""Layout of the launch table, as `dflash_abi` of the library tells it."""
+
+_HEADER, _RECORD, _GROUP = 64, 128, 88  # bytes; see executor.ll
+_POOL_WORKERS, _POOL_STOP, _POOL_INSIDE = 72, 88, 128
+
+
+class HostMemory:
+    """Zeroed, 64-byte aligned host memory, or a view of a mapped file."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.address = array.ctypes.data if array.size else 0
+        self.nbytes = array.nbytes
+
+    @staticmethod
+    def allocate(nbytes: int) -> HostMemory:
+        # An anonymous mapping is zero, page aligned, and costs nothing until it is touched.
+        try:
+            return HostMemory(np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8))
+        except (OSError, OverflowError, ValueError) as error:
+            raise TargetError(f"out of memory: {nbytes:,} bytes of host memory asked for; use a smaller --ctx") from error
+
+
+class CpuReplay:
+    """A launch table bound to addresses, in two copies that take turns (see executor.ll, `inside`)."""
+
+    def __init__(self, device: CpuDevice, records: np.ndarray, keep: list[object]) -> None:
+        self._device = device
+        self._tables = [records, records.copy()]
+        self._keep = keep
+        for table in self._tables:
+            self._bind_groups(table)
+        self._turn = 0
+
+    @staticmethod
+    def _bind_groups(table: np.ndarray) -> None:
+        """Turn the index of each record's group end into that record's address."""
+        words = table.view(np.int64)
+        base = table.ctypes.data + _HEADER
+        groups = words[_HEADER // 8 :].reshape(-1, _RECORD // 8)[:, _GROUP // 8]
+        groups[:] = base + groups * _RECORD
+
+    def run(self) -> None:
+        """One run; returns when all launches are done."""
+        self._turn ^= 1
+        self._device.run_table(self._tables[self._turn].ctypes.data)
+
+    def cycles(self) -> np.ndarray:
+        """Time stamp counter ticks that the calling thread spent in each launch of the last run, int64 (launches,)."""
+        words = self._tables[self._turn].view(np.int64)[_HEADER // 8 :].reshape(-1, _RECORD // 8)
+        return words[:, 10].copy()
+
+
+class CpuDevice:
+    """Runs launch tables with `threads` threads, the caller's among them.
+
+    Parameters
+    ----------
+    library : Path
+        The artefact's shared library.
+    threads : int
+        Threads that compute; the caller is one of them.
+    """
+
+    def __init__(self, library: Path, threads: int) -> None:
+        if threads < 1:
+            raise TargetError(f"{threads} threads asked for; expected at least 1")
+        self.name = "cpu"
+        self.threads = threads
+        self.uploaded = self.downloaded = self.synchronisations = 0
+        try:
+            self._library = ctypes.CDLL(str(library))
+            version = np.zeros(1, np.int64)
+            self._library.dflash_abi(ctypes.c_void_p(version.ctypes.data))
+        except (OSError, AttributeError) as error:
+            raise ArtefactError(f"cannot load {library}: {error}") from error
+        if version[0] != ABI:
+            raise ArtefactError(f"{library} has executor version {version[0]}, {ABI} expected: build again")
+        self._run = self._library.dflash_run
+        self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+        self._pool = HostMemory.allocate(_POOL_INSIDE + 64 * threads)
+        self._pool.array.view(np.int64)[_POOL_WORKERS // 8] = threads - 1
+        self._workers = [threading.Thread(target=self._work, args=(i,), daemon=True, name=f"dflash-{i}")
+                         for i in range(threads - 1)]
+        for worker in self._workers:
+            worker.start()
+
+    def _work(self, worker: int) -> None:
+        self._library.dflash_work(ctypes.c_void_p(self._pool.address), ctypes.c_int64(worker))
+
+    def run_table(self, address: int) -> None:
+        self.synchronisations += 1
+        self._run(self._pool.address, address)
+
+    def alloc(self, nbytes: int) -> HostMemory:
+        return HostMemory.allocate(nbytes)
+
+    def map_file(self, path: Path) -> HostMemory:
+        """Map a file read-only; its pages are shared and loaded on first use."""
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return HostMemory(np.zeros(0, np.uint8))
+            return HostMemory(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8))
+
+    def upload(self, memory: HostMemory, data: np.ndarray, offset: int = 0) -> None:
+        flat = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+        memory.array[offset : offset + flat.size] = flat
+        self.uploaded += flat.size
+
+    def download(self, memory: HostMemory, dtype: str, count: int, offset: int = 0) -> np.ndarray:
+        size = np.dtype(dtype).itemsize * count
+        self.downloaded += size
+        return memory.array[offset : offset + size].view(dtype).copy()
+
+    def record(self, launches: Sequence[Launch], memories: Mapping[str, HostMemory], context: int) -> CpuReplay:
+        """Bind launches to addresses.
+
+        Parameters
+        ----------
+        memories : mapping
+            Buffers and weights by the names the operands use, and "state", whose first int64 is the length n.
+        context : int
+            Context capacity in tokens, the value of "context" operands.
+        """
+        records = _aligned(_HEADER + _RECORD * len(launches))
+        header = records[:_HEADER].view(np.int64)
+        header[0], header[1] = len(launches), memories["state"].address
+        words = records[_HEADER:].view(np.int64).reshape(-1, _RECORD // 8)
+        arguments = np.zeros((len(launches), max((len(x.operands) for x in launches), default=1)), np.int64)
+        end = len(launches) - 1
+        for index in reversed(range(len(launches))):
+            launch = launches[index]
+            if launch.barrier:
+                end = index
+            for place, operand in enumerate(launch.operands):
+                arguments[index, place] = _operand_word(operand, memories, context)
+            words[index, :6] = (self._address(launch.kernel), arguments[index].ctypes.data, launch.units.multiple,
+                                launch.units.addend, launch.units.divisor, launch.grain)
+            words[index, _GROUP // 8] = end
+        return CpuReplay(self, records, [arguments, dict(memories)])
+
+    def _address(self, kernel: str) -> int:
+        try:
+            return ctypes.cast(getattr(self._library, kernel), ctypes.c_void_p).value or 0
+        except AttributeError as error:
+            raise ArtefactError(f"the artefact's library lacks kernel {kernel}: build again") from error
+
+    def close(self) -> None:
+        """Stop the workers. The device must not be used afterwards."""
+        if not self._workers:
+            return
+        self._pool.array.view(np.int32)[_POOL_STOP // 4] = 1
+        empty = _aligned(_HEADER)
+        state = np.zeros(1, np.int64)
+        empty.view(np.int64)[1] = state.ctypes.data
+        self.run_table(empty.ctypes.data)  # moves the sequence on, which wakes sleepers
+        for worker in self._workers:
+            worker.join()
+        self._workers = []
+
+
+def _operand_word(operand: Operand, memories: Mapping[str, HostMemory], context: int) -> int:
+    if operand.kind in ("weight", "buffer"):
+        return memories[operand.name].address + int(operand.value)
+    if operand.kind == "f32":
+        return int(np.float32(operand.value).view(np.int32))
+    return context if operand.kind == "context" else int(operand.value)
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Zeroed bytes that start at a multiple of 128, so that each record owns its cache lines."""
+    raw = np.zeros(nbytes + 127, np.uint8)
+    start = -raw.ctypes.data % 128
+    return raw[start : start + nbytes]
