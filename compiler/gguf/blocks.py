@@ -68,14 +68,18 @@ class Unpacked:
         values = self.codes.reshape(grouped).astype(np.float32)
         if self.offset:
             values -= np.float32(self.offset)
-        values *= steps[..., None]
-        if self.minimum is not None:
-            values -= self._per_sub_group(self.minimum, self.sub_minimum)[..., None]
+        with np.errstate(over="ignore", invalid="ignore"):  # scales beyond float32 give infinities, as in the file
+            values *= steps[..., None]
+            if self.minimum is not None:
+                values -= self._per_sub_group(self.minimum, self.sub_minimum)[..., None]
         return values.reshape(rows, columns)
 
     def _per_sub_group(self, factor: np.ndarray, sub_factor: np.ndarray | None) -> np.ndarray:
         spread = np.repeat(factor.astype(np.float32), self.group // self.sub_group, axis=1)
-        return spread if sub_factor is None else spread * sub_factor.astype(np.float32)
+        if sub_factor is None:
+            return spread
+        with np.errstate(invalid="ignore"):  # an infinite scale times a sub-scale of 0
+            return spread * sub_factor.astype(np.float32)
 
 
 class _Blocks(NamedTuple):

@@ -26,7 +26,6 @@ MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 
 _VERSIONS = (2, 3)
-
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # length of an empty name, dimension count, one dimension, type, offset
 
 _OTHER_MAGICS = {

@@ -1,0 +1,1 @@
+"""Tests of dflashc.compiler.gguf."""
