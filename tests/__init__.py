@@ -1,0 +1,1 @@
+"""Tests, laid out like the packages; `reference` holds the NumPy models that expected values come from."""
