@@ -1,1 +1,46 @@
-"""One architecture a file: configuration from metadata, graph in Relax."""
+"""One architecture a file, found by name.
+
+A module of this package whose name is an architecture ("qwen3") defines `config(gguf)` and `layer(graph, x, number,
+table)`; adding an architecture adds one file and touches nothing else. Knows nothing of block formats or targets.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from dflashc.runtime.errors import BuildError
+
+if TYPE_CHECKING:
+    import tvm
+
+    from dflashc.compiler.gguf import GgufFile
+    from dflashc.compiler.models.config import ModelConfig
+
+_SHARED = {"config", "graph"}
+
+
+def architectures() -> list[str]:
+    """Names of the supported architectures."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SHARED)
+
+
+def _module(gguf: GgufFile) -> ModuleType:
+    name = gguf.get_str("general.architecture")
+    if name not in architectures():
+        raise BuildError(f"architecture {name!r} is not supported; supported: {', '.join(architectures())}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def read_model_config(gguf: GgufFile) -> ModelConfig:
+    """The configuration of the model in `gguf`; raises `BuildError` or `GgufError`."""
+    return _module(gguf).config(gguf)
+
+
+def build_graph(gguf: GgufFile, config: ModelConfig, taps: tuple[int, ...] = ()) -> tvm.IRModule:
+    """The model's Relax module, see `graph.decoder`."""
+    from dflashc.compiler.models.graph import decoder
+
+    return decoder(gguf, config, _module(gguf).layer, taps)

@@ -1,0 +1,187 @@
+"""Writes a model's graph in Relax, in the most readable form: per layer, per projection, unfused.
+
+Three functions per model: `decode` (tokens to the residual stream, K/V caches updated on the way), `logits` and `ids`
+(residual stream to logits, and on to their arg-max). Nothing about speed is decided here. Knows GGUF tensor names and shapes, and no
+block format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import relax, tirx
+
+from dflashc.compiler.gguf import GgufFile
+from dflashc.compiler.models.config import ModelConfig, Rope
+from dflashc.passes import operators as op
+from dflashc.runtime.errors import BuildError
+
+Expr = relax.Expr
+
+
+@dataclass
+class Graph:
+    """The function being written: its inputs so far, and shorthands for the operators.
+
+    `expected` tensor shapes are checked when a weight is first named, so a wrong file fails with one line.
+    """
+
+    gguf: GgufFile
+    config: ModelConfig
+    builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+    rows: tirx.Var = field(default_factory=lambda: tirx.Var("m", "int64"))
+    context: tirx.Var = field(default_factory=lambda: tirx.Var("context", "int64"))
+    parameters: dict[str, relax.Var] = field(default_factory=dict)
+
+    def input(self, name: str, shape: tuple[object, ...], dtype: str) -> relax.Var:
+        """A function parameter by name; the same name gives the same variable."""
+        if name not in self.parameters:
+            self.parameters[name] = relax.Var(name, relax.TensorType(shape, dtype))
+        return self.parameters[name]
+
+    def weight(self, name: str, *shape: int) -> relax.Var:
+        """A weight by its GGUF name, of logical `shape`. Raises `BuildError` when it is missing or shaped otherwise."""
+        tensor = self.gguf.tensors.get(name)
+        if tensor is None:
+            raise BuildError(f"tensor {name} not found; architecture {self.config.architecture} needs it")
+        if tensor.shape != shape:
+            raise BuildError(f"tensor {name} has shape {tensor.shape}; expected {shape}")
+        return self.input(name, shape, "float32")
+
+    def has(self, name: str) -> bool:
+        return name in self.gguf.tensors
+
+    def emit(self, value: Expr, name: str = "") -> relax.Var:
+        return self.builder.emit(value, name_hint=name)
+
+    def linear(self, x: Expr, name: str, rows: int, columns: int) -> Expr:
+        """x times the weight `name`.weight, plus `name`.bias where the file has one."""
+        y = self.emit(op.linear(x, self.weight(f"{name}.weight", rows, columns)), name.split(".")[-1])
+        if self.has(f"{name}.bias"):
+            y = self.emit(relax.op.add(y, self.weight(f"{name}.bias", rows)))
+        return y
+
+    def norm(self, x: Expr, name: str) -> Expr:
+        return self.emit(op.rms_norm(x, self.weight(f"{name}.weight", op.shape(x)[-1]), self.config.epsilon))
+
+    @property
+    def tokens(self) -> relax.Var:
+        return self.input("tokens", (self.rows,), "int32")
+
+    @property
+    def state(self) -> relax.Var:
+        return self.input("state", (8,), "int64")
+
+    def rope_table(self, rope: Rope) -> Expr:
+        frequencies = self.input(f"rope.{rope.name}.frequencies", (len(rope.frequencies),), "float64")
+        return self.emit(op.rope_table(self.tokens, self.state, frequencies, rope.magnitude), f"rope_{rope.name}")
+
+    def cache(self, layer: int, which: str) -> relax.Var:
+        c = self.config
+        return self.input(f"cache.{layer}.{which}", (c.kv_heads, self.context, c.head_size), "float16")
+
+
+def attention(g: Graph, x: Expr, layer: int, table: Expr) -> Expr:
+    """Grouped-query attention of one layer, from its normed input (m, H) to the output projection (m, H).
+
+    Per-head norms of Q and K are applied where the file has their weights (Qwen3, Gemma 3).
+    """
+    c = g.config
+    blk = f"blk.{layer}"
+
+    def heads(name: str, count: int) -> Expr:
+        return g.emit(relax.op.reshape(g.linear(x, f"{blk}.{name}", count * c.head_size, c.hidden),
+                                       (g.rows, count, c.head_size)))
+
+    q, k, v = heads("attn_q", c.heads), heads("attn_k", c.kv_heads), heads("attn_v", c.kv_heads)
+    if g.has(f"{blk}.attn_q_norm.weight"):
+        q, k = g.norm(q, f"{blk}.attn_q_norm"), g.norm(k, f"{blk}.attn_k_norm")
+    pairing = c.ropes[c.layer_ropes[layer]].pairing
+    q, k = g.emit(op.rope(q, table, pairing)), g.emit(op.rope(k, table, pairing))
+    o = g.emit(op.attention(q, k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state,
+                            c.layer_windows[layer], c.attention_scale), f"attention_{layer}")
+    o = g.emit(relax.op.reshape(o, (g.rows, c.heads * c.head_size)))
+    return g.linear(o, f"{blk}.attn_output", c.hidden, c.heads * c.head_size)
+
+
+def gated_feed_forward(g: Graph, x: Expr, layer: int, activation: Callable[[Expr], Expr]) -> Expr:
+    """down(activation(gate x) * up x), (m, H) to (m, H)."""
+    c = g.config
+    blk = f"blk.{layer}"
+    gate = g.linear(x, f"{blk}.ffn_gate", c.feed_forward, c.hidden)
+    up = g.linear(x, f"{blk}.ffn_up", c.feed_forward, c.hidden)
+    product = g.emit(relax.op.multiply(g.emit(activation(gate)), up))
+    return g.linear(product, f"{blk}.ffn_down", c.hidden, c.feed_forward)
+
+
+Layer = Callable[[Graph, Expr, int, Expr], Expr]
+"""layer(graph, residual stream (m, H), layer number, rope table) -> residual stream."""
+
+
+def decoder(gguf: GgufFile, config: ModelConfig, layer: Layer, taps: tuple[int, ...]) -> tvm.IRModule:
+    """The module of a decoder: `decode`, `logits` and `ids`.
+
+    Parameters
+    ----------
+    layer : callable
+        Writes one layer.
+    taps : tuple of int
+        Layers (0-based) after which the residual stream is also returned, in this order.
+
+    Returns
+    -------
+    IRModule
+        `decode(tokens (m,) int32, state, weights…, caches…) -> (residual (m, H), taps…)` and
+        `logits(residual (m, H), weights…) -> (m, V)`, and `ids`, which goes on to the arg-max, int32 (m,).
+    """
+    for tap in taps:
+        if not 0 <= tap < config.layers:
+            raise BuildError(f"tap after layer {tap} asked for; the target has layers 0 to {config.layers - 1}")
+    module = tvm.IRModule()
+    module["decode"] = _decode(Graph(gguf, config), layer, taps)
+    module["logits"] = _head(Graph(gguf, config), ids=False)
+    module["ids"] = _head(Graph(gguf, config), ids=True)
+    return module
+
+
+def _decode(g: Graph, layer: Layer, taps: tuple[int, ...]) -> relax.Function:
+    c = g.config
+
+    def body() -> Expr:
+        embedding = g.weight("token_embd.weight", c.vocabulary, c.hidden)
+        x = g.emit(op.embed(g.tokens, embedding, c.embedding_scale), "residual")
+        tables = [g.rope_table(r) for r in c.ropes]
+        tapped = {}
+        for number in range(c.layers):
+            x = layer(g, x, number, tables[c.layer_ropes[number]])
+            if number in taps:
+                tapped[number] = x
+        return relax.Tuple([x, *(tapped[t] for t in taps)])
+
+    return _function(g, body)
+
+
+def _head(g: Graph, ids: bool) -> relax.Function:
+    c = g.config
+
+    def body() -> Expr:
+        x = g.norm(g.input("residual", (g.rows, c.hidden), "float32"), "output_norm")
+        name = "output.weight" if g.has("output.weight") else "token_embd.weight"
+        logits = g.emit(op.linear(x, g.weight(name, c.vocabulary, c.hidden)), "logits")
+        if c.logit_softcap:
+            logits = g.emit(op.softcap(logits, c.logit_softcap))
+        return g.emit(op.argmax(logits), "ids") if ids else logits
+
+    return _function(g, body)
+
+
+def _function(g: Graph, body: Callable[[], Expr]) -> relax.Function:
+    """A Relax function around `body`. Its parameters are known only afterwards, so it is put together by hand."""
+    with g.builder.function("probe", []):
+        with g.builder.dataflow():
+            result = g.builder.emit_output(body())
+        g.builder.emit_func_output(result)
+    probe = g.builder.get()["probe"]
+    return relax.Function(list(g.parameters.values()), probe.body, probe.ret_ty, is_pure=True)

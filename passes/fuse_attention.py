@@ -1,0 +1,50 @@
+"""FuseAttention: from the merged Q, K, V to the attention's output in one call.
+
+Head norms, rope, the cache write and the attention itself become `attention_block`: on a device one launch, or a few.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from dflashc.passes import operators as op
+from dflashc.passes.operators import Expr
+from dflashc.passes.rewriting import Rewriter, rewrite_module
+
+
+def fuse_attention(module: tvm.IRModule) -> tvm.IRModule:
+    return rewrite_module(module, _rule)
+
+
+def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
+    """Matches reshape(attention(rope(norm?(reshape(part 0))), rope(norm?(reshape(part 1))), reshape(part 2), …))."""
+    if op.name_of(value) != "relax.reshape" or not r.is_call(value.args[0], "dflashc.attention"):
+        return None
+    q, k, v, k_cache, v_cache, state, window, scale = r.arguments(value.args[0])
+    if not (r.is_call(q, "dflashc.rope") and r.is_call(k, "dflashc.rope")):
+        return None
+    (q_input, table, pairing), (k_input, k_table, _) = r.arguments(q), r.arguments(k)
+    norms, epsilon = [], 0.0
+    if r.is_call(q_input, "dflashc.rms_norm") and r.is_call(k_input, "dflashc.rms_norm"):
+        (q_input, q_weight, eps), (k_input, k_weight, _) = r.arguments(q_input), r.arguments(k_input)
+        norms, epsilon = [q_weight, k_weight], op.scalar(eps)
+    parts = [_part(r, x) for x in (q_input, k_input, v)]
+    if not table.same_as(k_table) or any(p is None for p in parts):
+        return None
+    sources = [p[0] for p in parts if p is not None]
+    if [p[1] for p in parts if p is not None] != [0, 1, 2] or not all(s.same_as(sources[0]) for s in sources):
+        return None
+    heads = (int(op.shape(q)[1]), int(op.shape(k)[1]), int(op.shape(q)[2]))
+    return op.attention_block(r.new(sources[0]), norms, r.new(table), [k_cache, v_cache], state, heads,
+                              op.scalar(pairing), op.scalar(window), op.scalar(scale), epsilon, "f32")
+
+
+def _part(r: Rewriter, reshaped: Expr) -> tuple[Expr, int] | None:
+    """(merged tensor, index) behind reshape(split(merged)[index])."""
+    if not r.is_call(reshaped, "relax.reshape"):
+        return None
+    item = r.value(r.arguments(reshaped)[0])
+    if not isinstance(item, relax.TupleGetItem) or not r.is_call(item.tuple_value, "relax.split"):
+        return None
+    return r.arguments(item.tuple_value)[0], item.index

@@ -1,0 +1,209 @@
+"""The project's own Relax operators: their names, constructors and types.
+
+A model's graph is written with the first group and Relax's own add, multiply, reshape, split, silu and gelu_tanh; the
+passes replace these with the second group. Operators are packed calls "dflashc.<name>": tensors first, then scalars.
+Weights are parameters of their logical type (rows, columns), named as in the GGUF file, whatever their block format.
+
+`attention` and `attention_block` also write K and V of their rows into the caches; bindings run in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+Expr = relax.Expr
+PREFIX = "dflashc."
+
+FORMS: dict[str, tuple[tuple[str, int], ...]] = {
+    "f32": (("float32", 1),),
+    "q8_32": (("int8", 1), ("float32", 32), ("int32", 32)),
+    "q8_256": (("int8", 1), ("float32", 256), ("int16", 16)),
+}
+"""Forms of a linear's input: per part (codes, scales, sums) its dtype and how many columns share one element."""
+
+
+def form_type(form: str, rows: Expr, columns: int) -> relax.Type:
+    """The Relax type of a (rows, columns) activation in `form`: a tensor for "f32", else a tuple of its parts."""
+    parts = [relax.TensorType((rows, columns // group), dtype) for dtype, group in FORMS[form]]
+    return parts[0] if len(parts) == 1 else relax.TupleType(parts)
+
+
+def form_rows(x: Expr) -> Expr:
+    """The row dimension of an activation in any form."""
+    first = x.ty.fields[0] if isinstance(x.ty, relax.TupleType) else x.ty
+    return first.shape.values[0]
+
+
+def form_group(form: str) -> int:
+    """Columns that share one scale; columns must be a multiple of it."""
+    return max(group for _, group in FORMS[form])
+
+
+def operator(name: str, tensors: Sequence[Expr], scalars: Sequence[str | float | int], result: relax.Type) -> Expr:
+    """The call `dflashc.<name>`; scalars become string, float64 or int64 immediates."""
+    return relax.op.call_pure_packed(PREFIX + name, *tensors, *(_immediate(s) for s in scalars), ty_args=result)
+
+
+def _immediate(value: str | float | int) -> Expr:
+    if isinstance(value, str):
+        return tvm.ir.StringImm(value)
+    return tirx.const(value, "float64" if isinstance(value, float) else "int64")
+
+
+def name_of(value: Expr) -> str:
+    """"dflashc.<name>" or "relax.<name>" of a call, "" of anything else."""
+    if not isinstance(value, relax.Call):
+        return ""
+    name = str(getattr(value.op, "name", ""))
+    if name == "relax.call_pure_packed":
+        return str(value.args[0].global_symbol)
+    return name
+
+
+def operands(value: Expr) -> list[Expr]:
+    """The arguments of a call, of ours or of Relax."""
+    return list(value.args[1:] if name_of(value).startswith(PREFIX) else value.args)
+
+
+def is_scalar(value: Expr) -> bool:
+    """Whether an operand is an immediate."""
+    return isinstance(value, tvm.ir.StringImm | tirx.IntImm | tirx.FloatImm)
+
+
+def scalar(value: Expr) -> Any:
+    """The Python value of an immediate: str, float or int."""
+    return value.value
+
+
+def shape(value: Expr) -> list[Expr | int]:
+    """Dimensions of a tensor: int where they are constant, else the symbolic variable."""
+    return [int(d) if isinstance(d, tirx.IntImm) else d for d in value.ty.shape.values]
+
+
+def _like(value: Expr, *dimensions: Expr | int) -> relax.Type:
+    return relax.TensorType(tuple(dimensions) or tuple(shape(value)), "float32")
+
+
+# The model's graph -------------------------------------------------------------------------------------------------
+
+
+def embed(tokens: Expr, table: Expr, scale: float) -> Expr:
+    """Rows of `table` (V, H) for `tokens` int32 (m,), times `scale`: float32 (m, H)."""
+    return operator("embed", [tokens, table], [scale], _like(table, shape(tokens)[0], shape(table)[1]))
+
+
+def linear(x: Expr, weight: Expr) -> Expr:
+    """x (m, K) times weight (N, K) transposed: float32 (m, N)."""
+    return operator("linear", [x, weight], [], _like(x, shape(x)[0], shape(weight)[0]))
+
+
+def rms_norm(x: Expr, weight: Expr, epsilon: float) -> Expr:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis."""
+    return operator("rms_norm", [x, weight], [epsilon], _like(x))
+
+
+def rope_table(tokens: Expr, state: Expr, frequencies: Expr, magnitude: float) -> Expr:
+    """cos and sin of position * frequency, times `magnitude`: float32 (2, m, n_rot / 2).
+
+    The position of row i is n + i, n = state[0]; `frequencies` float64 (n_rot / 2,); `tokens` gives m.
+    """
+    return operator("rope_table", [tokens, state, frequencies], [magnitude],
+                    relax.TensorType((2, shape(tokens)[0], shape(frequencies)[0]), "float32"))
+
+
+def rope(x: Expr, table: Expr, pairing: str) -> Expr:
+    """Rotate the first n_rot of x (m, heads, D): pairs (i, i + n_rot/2) for "neox", (2i, 2i + 1) for "norm"."""
+    return operator("rope", [x, table], [pairing], _like(x))
+
+
+def attention(q: Expr, k: Expr, v: Expr, k_cache: Expr, v_cache: Expr, state: Expr, window: int, scale: float) -> Expr:
+    """Causal attention of q (m, Hq, D) over the cache and the rows' own k, v (m, Hkv, D), which it stores first.
+
+    Row i has position n + i and sees keys at positions p with p <= n + i and, where window > 0, n + i - p < window.
+    """
+    return operator("attention", [q, k, v, k_cache, v_cache, state], [window, scale], _like(q))
+
+
+def softcap(x: Expr, cap: float) -> Expr:
+    """cap * tanh(x / cap)."""
+    return operator("softcap", [x], [cap], _like(x))
+
+
+def argmax(logits: Expr) -> Expr:
+    """Index of the largest logit of each row, the lowest one on ties: int32 (m,)."""
+    return operator("argmax", [logits], [], relax.TensorType((shape(logits)[0],), "int32"))
+
+
+# What the passes make of it ----------------------------------------------------------------------------------------
+
+
+def quantise(x: Expr, form: str) -> Expr:
+    """x (m, K) in another form, see `FORMS`."""
+    rows, columns = shape(x)
+    return operator("quantise", [x], [form], form_type(form, rows, int(columns)))
+
+
+def linear_group(xs: Sequence[Expr], weights: Sequence[Expr], biases: Sequence[Expr], forms: Sequence[str]) -> Expr:
+    """Several linears of one input, side by side: float32 (m, sum of N).
+
+    `xs` holds the input in each of `forms`; every weight reads the form that its block format wants. `biases` is empty
+    or has one per weight.
+    """
+    columns = sum(int(shape(w)[0]) for w in weights)
+    return operator("linear_group", [relax.Tuple(list(xs)), relax.Tuple(list(weights)), relax.Tuple(list(biases))],
+                    [",".join(forms)], relax.TensorType((form_rows(xs[0]), columns), "float32"))
+
+
+def gated_linear(x: Expr, gate: Expr, up: Expr, activation: str, form: str, result: str) -> Expr:
+    """activation(gate x) * (up x); x comes in `form`, the product leaves in form `result`.
+
+    `activation` is "silu" or "gelu_tanh".
+    """
+    return operator("gated_linear", [x, gate, up], [activation, form, result],
+                    form_type(result, form_rows(x), int(shape(gate)[0])))
+
+
+def gated(y: Expr, activation: str, result: str) -> Expr:
+    """activation(left half of y) * (right half of y), y (m, 2 F), in form `result`: for gate and up of unlike formats."""
+    rows, columns = shape(y)
+    return operator("gated", [y], [activation, result], form_type(result, rows, int(columns) // 2))
+
+
+def norm(x: Expr, delta: Expr | None, post_weight: Expr | None, weight: Expr | None, epsilon: float,
+         forms: Sequence[str]) -> Expr:
+    """Residual add and norm in one: a tuple (x', rms_norm(x', weight) in forms[0], in forms[1], …).
+
+    x' = x + delta, or x + rms_norm(delta, post_weight), or x where there is no delta. Without forms there is no norm,
+    and `weight` is None.
+    """
+    rows, columns = shape(x)
+    parts = [relax.Tuple([] if e is None else [e]) for e in (delta, post_weight, weight)]
+    results = [_like(x), *(form_type(f, rows, int(columns)) for f in forms)]
+    return operator("norm", [x, *parts], [epsilon, ",".join(forms)], relax.TupleType(results))
+
+
+def attention_block(qkv: Expr, norms: Sequence[Expr], table: Expr, caches: Sequence[Expr], state: Expr,
+                    heads: tuple[int, int, int], pairing: str, window: int, scale: float, epsilon: float,
+                    form: str) -> Expr:
+    """From q | k | v side by side to the attention's output in `form`: head norms, rope, cache write, attention.
+
+    Parameters
+    ----------
+    qkv : float32 (m, (Hq + 2 Hkv) D)
+    norms : empty, or the q and k norm weights (D,)
+    caches : K cache and V cache
+    heads : Hq, Hkv, D
+    epsilon : of the head norms
+    """
+    rows = shape(qkv)[0]
+    return operator("attention_block", [qkv, relax.Tuple(list(norms)), table, *caches, state],
+                    [*heads, pairing, window, scale, epsilon, form], form_type(form, rows, heads[0] * heads[2]))
+
+
+def linear_argmax(x: Expr, weight: Expr, form: str) -> Expr:
+    """`argmax` of `linear`, without the logits in between; x comes in `form`: int32 (m,)."""
+    return operator("linear_argmax", [x, weight], [form], relax.TensorType((form_rows(x),), "int32"))
