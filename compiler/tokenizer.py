@@ -39,6 +39,8 @@ _ENDS_GENERATION = frozenset(
         *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
     }
 )
+# Models that do not end with it keep it as text: in HTML it closes a stroke.
+_HTML_LOOKALIKE = "</s>"
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
@@ -142,7 +144,7 @@ def _types(gguf: TypedGetters, tokens: list[str]) -> list[int]:
             raise GgufError(f"{_key('token_type')}[{i}] is {kind}, expected {min(TokenType)} to {max(TokenType)}")
         if kind == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(text):
             raise GgufError(f"token {i} has the byte type, but its text is {text!r}, expected '<0x00>' to '<0xFF>'")
-        if kind == TokenType.USER_DEFINED and text in _ENDS_GENERATION:
+        if kind == TokenType.USER_DEFINED and text in _ENDS_GENERATION and text != _HTML_LOOKALIKE:
             types[i] = int(TokenType.CONTROL)
     return types
 
