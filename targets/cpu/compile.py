@@ -34,13 +34,16 @@ class KernelRequest:
 
 
 def lower(function: Any, target: Any) -> Any:
-    """TIR passes for a kernel that keeps its C signature: no packed API, no argument checks, 64-bit indices."""
+    """TIR passes for a kernel that keeps its C signature: no packed API, no argument checks, 64-bit indices.
+
+    LowerTVMBuiltin is left out on purpose: local buffers stay on the stack, and there are no packed calls.
+    """
     import tvm
     from tvm import tirx
 
     t = tirx.transform
     passes = [t.FlattenBuffer(), t.NarrowDataType(64), t.VectorizeLoop(True), t.StorageRewrite(), t.UnrollLoop(),
-              t.StmtSimplify(), t.RemoveNoOp(), t.LowerTVMBuiltin(), t.LowerIntrin()]
+              t.StmtSimplify(), t.RemoveNoOp(), t.LowerIntrin()]
     module = tvm.IRModule({function.attrs["global_symbol"]: function})
     module = t.BindTarget(target.with_host(target))(module)
     with target:
