@@ -96,8 +96,8 @@ class SamplingParameters:
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
     """Return the random number in [0, 1) that decides `purpose` at `position`.
 
-    The generator is Philox 4x64 with the key (seed, purpose) and the counter (0, position, 0, 0): the number
-    depends on its three arguments alone, not on what was drawn before, in whatever order positions are visited.
+    It depends on these three arguments alone, not on what was drawn before: the upper 53 bits of the first word that
+    Philox 4x64-10 (Salmon et al., 2011) gives for the key (seed, purpose) and the counter (1, position, 0, 0).
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
     position : absolute position in the context of the token that is decided.
     """
     key = np.array((seed, purpose), np.uint64)
-    counter = np.array((0, position, 0, 0), np.uint64)
+    counter = np.array((0, position, 0, 0), np.uint64)  # NumPy counts up before it takes a block
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import AnyStr
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ class Words:
         return False
 
 
-def split(items: bytes | str, cuts: list[int]) -> list[bytes | str]:
+def split(items: AnyStr, cuts: list[int]) -> list[AnyStr]:
     bounds = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
     return [items[a:b] for a, b in pairwise(bounds)]
 

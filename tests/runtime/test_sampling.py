@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.sampling import Purpose, SamplingParameters, draw, probabilities, sample, uniform
 
-ALL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+ALL: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def expected_law(logits: list[float], history: list[int], p: SamplingParameters) -> dict[int, float]:
