@@ -1,0 +1,61 @@
+"""Weight codes out of their bit planes, a quad of L rows at a time. The inverse of the quant plane of `packing`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tvm import tirx
+
+from dflashc.targets.cpu.builder import Expr, bind, const, i64, load, reinterpret
+from dflashc.targets.cpu.packing import BLOCK, QUAD, PackedFormat
+from dflashc.targets.cpu.traits import Traits
+
+QUADS = BLOCK // QUAD
+"""Quads of a block."""
+
+
+def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr) -> Iterator[Expr]:
+    """Emit loads and unpacking of one block; yields its 8 quads in order, as uint8 vectors (4 L).
+
+    `start` is the block's first byte in the buffer `weight`.
+    """
+    lanes = traits.lanes
+    words = f"uint32x{lanes}"
+
+    def vector(unit: int) -> Expr:
+        return bind(reinterpret(words, load(weight, start + i64(unit * 4 * lanes), 4 * lanes)))
+
+    held: dict[int, Expr] = {}
+    for quad in range(QUADS):
+        parts, first, shift = [], 0, 0
+        for width in layout.planes:
+            unit, position = first + plane_unit(width, quad), plane_shift(width, quad)
+            if unit not in held:
+                held[unit] = vector(unit)
+            parts.append(_bits(held[unit], words, width, position, shift))
+            first, shift = first + width, shift + width
+        value = parts[0]
+        for part in parts[1:]:
+            value = value | part
+        yield bind(reinterpret(f"uint8x{4 * lanes}", value))
+
+
+def plane_unit(width: int, quad: int) -> int:
+    """Which 4 bytes of a plane of `width` bits hold `quad`'s bits; see `packing`."""
+    return {8: quad, 4: quad % 4, 2: quad // 4, 1: 0}[width]
+
+
+def plane_shift(width: int, quad: int) -> int:
+    """The lowest bit of `quad`'s bits in each of these bytes."""
+    return {8: 0, 4: quad // 4 * 4, 2: quad % 4 * 2, 1: quad}[width]
+
+
+def _bits(vector: Expr, words: str, width: int, position: int, target: int) -> Expr:
+    """Bits [position, position + width) of each byte, moved to bit `target`."""
+    if width == 8:
+        return vector
+    move = target - position
+    shift = tirx.shift_left if move > 0 else tirx.shift_right
+    moved = shift(vector, const(abs(move), words)) if move else vector
+    mask = ((1 << width) - 1) << target
+    return moved & const(mask * 0x01010101, words)
