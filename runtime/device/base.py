@@ -15,6 +15,9 @@ class Memory(Protocol):
 
     nbytes: int
 
+    def view(self, offset: int, nbytes: int | None = None) -> Memory:
+        """The part that starts at `offset` bytes."""
+
 
 class Replay(Protocol):
     """Launches recorded once and run many times."""

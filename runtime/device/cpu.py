@@ -33,6 +33,10 @@ class HostMemory:
         self.address = array.ctypes.data if array.size else 0
         self.nbytes = array.nbytes
 
+    def view(self, offset: int, nbytes: int | None = None) -> HostMemory:
+        """The part that starts at `offset` bytes."""
+        return HostMemory(self.array[offset : None if nbytes is None else offset + nbytes])
+
     @staticmethod
     def allocate(nbytes: int) -> HostMemory:
         # An anonymous mapping is zero, page aligned, and costs nothing until it is touched.

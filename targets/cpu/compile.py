@@ -26,7 +26,7 @@ ENTRY_POINTS = {"dflash_abi": ("version",), "dflash_run": ("pool", "table"), "df
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """One kernel to compile: `builder(traits, *arguments)` returns a `Kernel` whose symbol is `name`."""
+    """One kernel to compile: `builder(traits, *arguments)` returns a `Kernel`, which gets the symbol `name`."""
 
     name: str
     builder: Callable[..., Any]
@@ -76,7 +76,7 @@ def compile_objects(level: str, requests: Sequence[KernelRequest], directory: Pa
 
     traits = LEVELS[level]
     target = tvm.target.Target(traits.llvm_target())
-    functions = {r.name: r.builder(traits, *r.arguments).function for r in requests}
+    functions = {r.name: r.builder(traits, *r.arguments).function.with_attr("global_symbol", r.name) for r in requests}
     if with_executor:
         functions |= _executor_functions()
     paths = []

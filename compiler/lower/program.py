@@ -1,0 +1,110 @@
+"""From a rewritten Relax function to a program: every fused call becomes launches, every value gets memory.
+
+The target supplies one rule per operator; an operator without a rule fails the build. Knows no kernel and no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+from dflashc.compiler.lower.memory import Lifetime, plan_memory, step_of_launches
+from dflashc.passes.operators import name_of
+from dflashc.runtime.errors import BuildError
+from dflashc.runtime.plan import Buffer, Launch, Operand, Program
+from dflashc.targets.context import PackedWeight, Parts, ProgramContext, Rule
+
+ARENA = "arena"
+STATE_WORDS = 8
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """A program, the bytes of arena it needs, and the kernels it calls by symbol."""
+
+    program: Program
+    arena_bytes: int
+    requests: dict[str, Any]
+
+
+def lower_program(function: relax.Function, role: str, rows: int, outputs: list[str], rules: Mapping[str, Rule],
+                  weights: Mapping[str, PackedWeight], shared: dict[str, Buffer], target: str) -> LoweredProgram:
+    """Lower `function` at M = `rows`.
+
+    Parameters
+    ----------
+    outputs : list of str
+        Names of the shared buffers that receive the function's results, in order.
+    shared : dict
+        Buffers common to all programs; extended.
+    target : str
+        Its name, for messages.
+    """
+    context = ProgramContext(rows, weights, shared)
+    for parameter in function.params:
+        context.values[parameter] = _parameter(parameter, rows, weights, shared)
+    bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
+    _place_outputs(function, bindings, outputs, context)
+    for var, value in bindings:
+        if isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem):
+            context.values[var] = context.parts(value)
+            continue
+        rule = rules.get(name_of(value))
+        if rule is None:
+            raise BuildError(f"operation {name_of(value) or value} has no kernel on target {target}")
+        rule(context, var, value)
+    return _finish(role, rows, context)
+
+
+def _parameter(parameter: relax.Var, rows: int, weights: Mapping[str, PackedWeight],
+               shared: dict[str, Buffer]) -> Parts:
+    name = parameter.name
+    if name in weights:
+        return Operand("weight", name)
+    if name not in shared:
+        raise BuildError(f"parameter {name} is neither a weight nor a buffer")
+    return Operand("buffer", name)
+
+
+def _place_outputs(function: relax.Function, bindings: list[tuple[Any, Any]], outputs: list[str],
+                   context: ProgramContext) -> None:
+    """Let the variables that the function returns live in the named buffers."""
+    bound = dict(bindings)
+
+    def resolve(expr: Any) -> Any:
+        while isinstance(bound.get(expr), relax.Var):
+            expr = bound[expr]
+        return bound[expr] if isinstance(bound.get(expr), relax.Tuple) else expr
+
+    final = resolve(function.body.body)
+    returned = [resolve(f) for f in final.fields] if isinstance(final, relax.Tuple) else [final]
+    for var, name in zip(returned, outputs, strict=True):
+        item = bound.get(var)
+        place = (item.tuple_value, item.index) if isinstance(item, relax.TupleGetItem) else var
+        if place in context.placed:
+            raise BuildError(f"{name} and {context.placed[place].name} are the same value; name it once")
+        context.placed[place] = Operand("buffer", name)
+
+
+def _finish(role: str, rows: int, context: ProgramContext) -> LoweredProgram:
+    """Place the temporaries and turn their operands into arena offsets."""
+    steps = step_of_launches([x.barrier for x in context.launches])
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for step, launch in zip(steps, context.launches, strict=True):
+        for operand in launch.operands:
+            if operand.kind == "temporary":
+                first.setdefault(operand.name, step)
+                last[operand.name] = step
+    offsets, size = plan_memory([Lifetime(n, context.temporaries[n], first[n], last[n]) for n in first])
+
+    def place(operand: Operand) -> Operand:
+        if operand.kind != "temporary":
+            return operand
+        return Operand("buffer", ARENA, offsets[operand.name] + int(operand.value))
+
+    launches: list[Launch] = [replace(x, operands=tuple(place(o) for o in x.operands)) for x in context.launches]
+    return LoweredProgram(Program(role, rows, tuple(launches)), size, context.requests)

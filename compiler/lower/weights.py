@@ -1,0 +1,80 @@
+"""PackWeights: from GGUF tensors to the target's layout, in one file, piece by piece.
+
+Decides where each weight lies; the target supplies the layout. A build holds one piece at a time, never a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dflashc.compiler.gguf import GgufFile
+from dflashc.runtime.manifest import Weight
+from dflashc.targets.context import PackedWeight
+
+ALIGNMENT = 64  # bytes
+PIECE_BYTES = 16 << 20
+
+RAW = "raw"
+"""Format of what is stored as a plain array: norms, biases, frequency tables."""
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where a weight's data comes from: a GGUF tensor to pack, or an array to store as it is."""
+
+    packed: PackedWeight
+    type_name: str = ""
+    array: np.ndarray | None = None
+
+
+PackRows = Callable[[str, np.ndarray, int], np.ndarray]
+"""pack_rows(GGUF type, uint8 (rows, row_bytes), columns) -> uint8: the target's layout of consecutive rows."""
+
+
+def place_weights(sources: Iterable[WeightSource]) -> list[Weight]:
+    """Offsets of all weights in `weights.bin`, in order."""
+    placed, offset = [], 0
+    for source in sources:
+        w = source.packed
+        placed.append(Weight(w.name, w.format, w.rows, w.columns, offset, w.bytes))
+        offset += -(-w.bytes // ALIGNMENT) * ALIGNMENT
+    return placed
+
+
+def write_weights(path: Path, gguf: GgufFile, sources: Mapping[str, WeightSource], placed: Iterable[Weight],
+                  pack_rows: PackRows, group: int, progress: Callable[[int], None]) -> None:
+    """Write `weights.bin`.
+
+    Parameters
+    ----------
+    group : int
+        Rows that the layout keeps together; pieces are multiples of it.
+    progress : callable
+        Called with the bytes just written.
+    """
+    with path.open("wb") as file:
+        for weight in placed:
+            file.seek(weight.offset)
+            written = 0
+            for piece in _pieces(gguf, sources[weight.name], pack_rows, group):
+                file.write(piece)
+                written += len(piece)
+                progress(len(piece))
+            assert written == weight.bytes, f"{weight.name}: {written} bytes packed, {weight.bytes} planned"
+        file.truncate(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+
+
+def _pieces(gguf: GgufFile, source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[memoryview]:
+    if source.array is not None:
+        yield memoryview(np.ascontiguousarray(source.array).view(np.uint8).reshape(-1))
+        return
+    tensor = gguf.tensors[source.packed.name]
+    data = tensor.data()
+    step = max(group, PIECE_BYTES // max(1, data.shape[1]) // group * group)
+    for first in range(0, data.shape[0], step):
+        yield memoryview(pack_rows(source.type_name, data[first : first + step], source.packed.columns))
+    tensor.release()

@@ -1,0 +1,87 @@
+"""An artefact on disk: found, checked against this machine, and its parts handed out.
+
+An artefact is a directory: `manifest.json`, `plan.json`, `kernels.so`, `weights.bin`, and the tokenizer's files. Knows
+nothing of how it was built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflashc.runtime.errors import ArtefactError
+from dflashc.runtime.manifest import Manifest, load_manifest
+from dflashc.runtime.plan import Plan, load_plan
+
+PLAN, KERNELS, WEIGHTS = "plan.json", "kernels.so", "weights.bin"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A loaded artefact; weights stay on disk until a device maps them."""
+
+    directory: Path
+    manifest: Manifest
+    plan: Plan
+
+    @property
+    def kernels(self) -> Path:
+        return self.directory / KERNELS
+
+    @property
+    def weights(self) -> Path:
+        return self.directory / WEIGHTS
+
+
+def load_artefact(directory: Path) -> Artefact:
+    """Read manifest and plan and check that every file has its size. Raises `ArtefactError`."""
+    manifest = load_manifest(directory)
+    for name, file in manifest.files.items():
+        path = directory / name
+        if name.startswith("/") or ".." in Path(name).parts or not path.is_file():
+            raise ArtefactError(f"{directory}: file {name} is missing; build the artefact again")
+        if path.stat().st_size != file.bytes:
+            raise ArtefactError(f"{path} has {path.stat().st_size:,} bytes, {file.bytes:,} expected; "
+                                "build the artefact again")
+    for required in (PLAN, KERNELS, WEIGHTS):
+        if required not in manifest.files:
+            raise ArtefactError(f"{directory}: the manifest does not list {required}; build the artefact again")
+    end = manifest.files[WEIGHTS].bytes
+    for weight in manifest.weights:
+        if weight.offset < 0 or weight.bytes < 0 or weight.offset + weight.bytes > end:
+            raise ArtefactError(f"weight {weight.name} reaches past the end of {WEIGHTS}; build the artefact again")
+    return Artefact(directory, manifest, load_plan(directory / PLAN))
+
+
+def check_machine(manifest: Manifest, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """Raise `ArtefactError` unless this CPU can run the artefact's kernels."""
+    need = manifest.requirements
+    if platform.machine() != need.machine:
+        raise ArtefactError(f"this artefact needs a {need.machine} CPU, this machine is {platform.machine()}; "
+                            "build it here")
+    if not need.features:
+        return
+    try:
+        flags = next((x for x in cpuinfo.read_text().splitlines() if x.startswith("flags")), "")
+    except OSError:
+        flags = ""
+    missing = sorted(set(need.features) - set(flags.partition(":")[2].split()))
+    if missing:
+        raise ArtefactError(f"this artefact needs a CPU of level {need.level}; this one lacks {', '.join(missing)}: "
+                            "build it here, or with --target cpu-x86-64 for any CPU")
+
+
+def verify_hashes(artefact: Artefact) -> None:
+    """Hash every file of the artefact; raises `ArtefactError` naming the first that differs."""
+    for name, file in artefact.manifest.files.items():
+        if sha256_file(artefact.directory / name) != file.sha256:
+            raise ArtefactError(f"{artefact.directory / name} does not have the SHA-256 that the manifest gives: "
+                                "it was changed or damaged; build the artefact again")
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

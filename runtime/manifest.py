@@ -1,0 +1,128 @@
+"""The manifest: what an artefact is, what it needs, and what every file in it must hash to.
+
+A schema of frozen dataclasses, JSON on disk, refused as a whole when anything is missing or unknown. Shared by the
+compiler, which writes it, and the runtime, which believes nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dflashc.runtime.errors import ArtefactError
+
+SCHEMA = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A packed tensor inside `weights.bin`.
+
+    `rows` and `columns` are logical; `format` names the packed layout ("raw float32" for norms and tables).
+    """
+
+    name: str
+    format: str
+    rows: int
+    columns: int
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a machine must offer: processor family, instruction set level and CPU flags, executor ABI."""
+
+    machine: str
+    level: str
+    features: tuple[str, ...]
+    abi: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model file an artefact was built from."""
+
+    name: str
+    architecture: str
+    sha256: dict[str, str]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """A prompt and the greedy continuation that the artefact must reproduce, as token ids."""
+
+    prompt: tuple[int, ...]
+    expected: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class File:
+    """Size and hash of a file inside the artefact."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """See the module. `notes` are substitutions made while building, e.g. a block format stored as a wider one."""
+
+    dflashc: str
+    target: str
+    requirements: Requirements
+    source: Source
+    config: dict[str, Any]
+    context: int
+    weights: tuple[Weight, ...]
+    tokenizer: dict[str, Any]
+    self_test: tuple[SelfTest, ...]
+    notes: tuple[str, ...]
+    files: dict[str, File] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @staticmethod
+    def from_json(document: Any) -> Manifest:
+        """Raises `ArtefactError` for another schema, and for missing, unknown or ill-typed fields."""
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+            raise ArtefactError(f"manifest schema {found!r} found, {SCHEMA} expected: build the artefact again")
+        values = {k: v for k, v in document.items() if k != "schema"}
+        try:
+            values["requirements"] = _record(Requirements, values["requirements"])
+            values["source"] = _record(Source, values["source"])
+            values["weights"] = tuple(_record(Weight, w) for w in values["weights"])
+            values["self_test"] = tuple(
+                SelfTest(tuple(t["prompt"]), tuple(t["expected"])) for t in values["self_test"])
+            values["notes"] = tuple(values["notes"])
+            values["files"] = {name: _record(File, f) for name, f in values["files"].items()}
+            return _record(Manifest, values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArtefactError(f"the manifest is damaged ({type(error).__name__}: {error}): build again") from error
+
+
+def _record(kind: type, values: dict[str, Any]) -> Any:
+    known = {f.name for f in fields(kind)}
+    if set(values) != known:
+        odd = sorted(set(values) ^ known)
+        raise TypeError(f"{kind.__name__} fields {', '.join(odd)}")
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Read `manifest.json` of an artefact; raises `ArtefactError`."""
+    path = directory / NAME
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ArtefactError(f"{directory} is not an artefact: it has no {NAME}; expected the output of "
+                            "`dflashc build`") from error
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"cannot read {path}: {error}") from error
+    return Manifest.from_json(document)

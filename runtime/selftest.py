@@ -1,0 +1,54 @@
+"""The self-test of an artefact: fixed prompts whose greedy continuation must come out as recorded at build time.
+
+Prompts are token ids made by formula, so they need no tokenizer and exercise every prefill program.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dflashc.runtime.artefact import Artefact
+from dflashc.runtime.device.cpu import CpuDevice
+from dflashc.runtime.errors import ArtefactError
+from dflashc.runtime.manifest import SelfTest
+from dflashc.runtime.sampling import SamplingParameters
+from dflashc.runtime.session import Session
+
+_LENGTHS = (1, 23, 85)
+_CONTINUATION = 16
+
+
+def prompts(vocabulary: int, context: int) -> list[tuple[int, ...]]:
+    """Prompts of several lengths, tokens spread over the vocabulary by a multiplicative generator."""
+    return [tuple((i * 2654435761 + length) % vocabulary for i in range(1, length + 1))
+            for length in _LENGTHS if length + _CONTINUATION <= context]
+
+
+def record(artefact: Artefact) -> tuple[SelfTest, ...]:
+    """Run the prompts and return what came out."""
+    session = _session(artefact)
+    return tuple(SelfTest(p, _continuation(session, p)) for p in prompts(session.vocabulary, session.context))
+
+
+def run(artefact: Artefact) -> None:
+    """Raise `ArtefactError` unless every prompt continues as recorded."""
+    if not artefact.manifest.self_test:
+        raise ArtefactError("the artefact has no self-test: it was built on a machine that cannot run it")
+    session = _session(artefact)
+    for number, test in enumerate(artefact.manifest.self_test, start=1):
+        found = _continuation(session, test.prompt)
+        if found != test.expected:
+            at = next(i for i, (a, b) in enumerate(zip(found, test.expected, strict=True)) if a != b)
+            raise ArtefactError(f"self-test {number}: token {at} is {found[at]}, {test.expected[at]} expected; the "
+                                "artefact does not compute on this machine what it did when it was built")
+
+
+def _session(artefact: Artefact) -> Session:
+    device = CpuDevice(artefact.kernels, len(os.sched_getaffinity(0)))
+    context = min(artefact.plan.max_context, 256)
+    return Session(artefact, device, context)
+
+
+def _continuation(session: Session, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    session.rewind(0)
+    return tuple(session.generate(prompt, SamplingParameters(temperature=0.0), _CONTINUATION))

@@ -1,0 +1,45 @@
+"""What the build asks of a target. One folder per target implements it; `registry` finds them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dflashc.runtime.manifest import Requirements
+from dflashc.targets.context import PackedWeight, Rule
+
+
+class Target(Protocol):
+    """A device family that artefacts are built for.
+
+    Attributes
+    ----------
+    name : str
+        As the user spells it.
+    row_group : int
+        Output rows that the weight layout keeps together.
+    """
+
+    name: str
+    row_group: int
+
+    def check_toolchain(self) -> None:
+        """Raise `TargetError` when something that a build needs is missing; before any weight is read."""
+
+    def requirements(self) -> Requirements:
+        """What a machine needs to run the artefact."""
+
+    def describe_weight(self, name: str, type_name: str, shape: tuple[int, ...]) -> tuple[PackedWeight, str]:
+        """How a weight is stored, and a note where that is wider than in the file ("" otherwise)."""
+
+    def pack_rows(self, type_name: str, data: np.ndarray, columns: int) -> np.ndarray:
+        """Consecutive rows of a weight in this target's layout."""
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Lowering rules by operator."""
+
+    def compile(self, requests: Sequence[Any], output: Path, progress: Callable[[int], None]) -> None:
+        """Compile every kernel of `requests` into `output`; `progress` hears how many are done."""

@@ -1,0 +1,214 @@
+"""How the CPU runs each fused operator: which kernels, with which operands, over how many units.
+
+One rule per operator; together they place every operator that the passes leave. Knows no weight layout and no file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dflashc.passes import operators as op
+from dflashc.passes.operators import Expr
+from dflashc.runtime.plan import Buffer, Operand, Units
+from dflashc.targets.context import PackedWeight, ProgramContext, Rule, flatten
+from dflashc.targets.cpu.compile import KernelRequest
+from dflashc.targets.cpu.kernels import activation, attention, attention_tile, embedding, matmul, norm, rope
+from dflashc.targets.cpu.traits import Traits
+
+VERIFY_ROWS = range(1, 17)
+"""Rows of programs whose kernels are compiled for exactly that many."""
+
+_CHUNK_BYTES = 32768
+"""Weight bytes a thread claims at a time: some microseconds of work."""
+
+
+def make_rules(traits: Traits) -> dict[str, Rule]:
+    """The rules for a feature level, by operator."""
+    lanes = traits.lanes
+
+    def grain(weight: PackedWeight, units: int, rows: int, matrices: int = 1) -> int:
+        per_unit = matrices * weight.bytes // max(units, 1) * max(1, rows // 4)
+        return max(1, min(_CHUNK_BYTES // max(per_unit, 1), units // 4))
+
+    def embed(c: ProgramContext, var: Expr, call: Expr) -> None:
+        tokens, table, scale = op.operands(call)
+        weight = c.weight(table)
+        c.launch(_request(embedding.embed, weight.format), "embedding", Units(c.rows),
+                 [c.operand(tokens), c.operand(table), *flatten(c.result(var)), weight.columns,
+                  float(op.scalar(scale))], barrier=False)
+
+    def rope_table(c: ProgramContext, var: Expr, call: Expr) -> None:
+        _, state, frequencies, magnitude = op.operands(call)
+        pairs = int(op.shape(frequencies)[0])
+        (table,) = flatten(c.result(var))
+        cosine, sine = _cosine_sine(table, c.rows, pairs)
+        c.launch(_request(rope.rope_table), "rope table", Units(c.rows),
+                 [c.operand(state), c.operand(frequencies), cosine, sine, pairs, float(op.scalar(magnitude))])
+
+    def norm_rule(c: ProgramContext, var: Expr, call: Expr) -> None:
+        x, delta, post_weight, weight, epsilon, forms_text = op.operands(call)
+        forms = tuple(filter(None, op.scalar(forms_text).split(",")))
+        columns = int(op.shape(x)[1])
+        result = c.result(var)
+        assert isinstance(result, list)
+        operands: list[Operand | int | float] = [c.operand(x)]
+        if len(delta):
+            operands += [c.operand(delta[0]), *flatten(result[0])]
+        else:
+            result[0] = c.operand(x)
+        if len(post_weight):
+            operands.append(c.operand(post_weight[0]))
+        if forms:
+            operands += [c.operand(weight[0]), c.temporary(c.rows * columns * 4), *flatten(result[1:])]
+        case = (bool(len(delta)), bool(len(post_weight)), forms)
+        c.launch(KernelRequest(norm.norm_name(*case), norm.norm, case), "norm", Units(c.rows),
+                 [*operands, columns, float(op.scalar(epsilon))])
+
+    def quantise(c: ProgramContext, var: Expr, call: Expr) -> None:
+        x, form = op.operands(call)
+        _quantise(c, c.operand(x), op.scalar(form), flatten(c.result(var)), int(op.shape(x)[1]))
+
+    def linear_group(c: ProgramContext, var: Expr, call: Expr) -> None:
+        xs, weights, biases, forms_text = op.operands(call)
+        inputs = dict(zip(op.scalar(forms_text).split(","), xs, strict=True))
+        (output,) = flatten(c.result(var))
+        leading, column = sum(c.weight(w).rows for w in weights), 0
+        for index, w in enumerate(weights):
+            weight = c.weight(w)
+            rows = _kernel_rows(c.rows)
+            units = math.ceil(weight.rows / lanes)
+            bias = [c.operand(biases[index])] if len(biases) else []
+            c.launch(_request(matmul.matmul, weight.format, rows, "store_bias" if bias else "store"), weight.name,
+                     Units(units),
+                     [*c.operands(inputs[weight.form]), c.operand(w), *bias, output, *_rows_scalar(rows, c.rows),
+                      weight.columns, weight.rows, leading, column],
+                     grain=grain(weight, units, c.rows), barrier=index == len(weights) - 1,
+                     bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
+            column += weight.rows
+
+    def gated_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
+        x, gate, up, act, _, result_form = op.operands(call)
+        weight, form = c.weight(gate), op.scalar(result_form)
+        rows = _kernel_rows(c.rows)
+        units = math.ceil(weight.rows / matmul.gated_unit_rows(form))
+        c.launch(_request(matmul.gated_matmul, weight.format, rows, op.scalar(act), form), weight.name, Units(units),
+                 [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), *_rows_scalar(rows, c.rows),
+                  weight.columns, weight.rows],
+                 grain=grain(weight, units, c.rows, 2), bytes_read=2 * weight.bytes,
+                 flops=4 * c.rows * weight.rows * weight.columns)
+
+    def gated(c: ProgramContext, var: Expr, call: Expr) -> None:
+        y, act, form = op.operands(call)
+        c.launch(_request(matmul.gated, op.scalar(act), op.scalar(form)), "gated unit", Units(c.rows),
+                 [c.operand(y), *flatten(c.result(var)), int(op.shape(y)[1]) // 2])
+
+    def softcap(c: ProgramContext, var: Expr, call: Expr) -> None:
+        x, cap = op.operands(call)
+        c.launch(_request(matmul.softcap), "softcap", Units(c.rows),
+                 [c.operand(x), *flatten(c.result(var)), int(op.shape(x)[1]), float(op.scalar(cap))])
+
+    def linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
+        x, w, _ = op.operands(call)
+        weight = c.weight(w)
+        rows, units = _kernel_rows(c.rows), math.ceil(weight.rows / lanes)
+        best, index = c.temporary(units * c.rows * 4), c.temporary(units * c.rows * 4)
+        c.launch(_request(matmul.matmul_argmax, weight.format, rows), weight.name, Units(units),
+                 [*c.operands(x), c.operand(w), best, index, *_rows_scalar(rows, c.rows), weight.columns, weight.rows],
+                 grain=grain(weight, units, c.rows), bytes_read=weight.bytes,
+                 flops=2 * c.rows * weight.rows * weight.columns)
+        c.launch(_request(matmul.argmax_reduce), "arg-max", Units(c.rows),
+                 [best, index, *flatten(c.result(var)), units, c.rows])
+
+    return {
+        "dflashc.embed": embed, "dflashc.rope_table": rope_table, "dflashc.norm": norm_rule,
+        "dflashc.quantise": quantise, "dflashc.linear_group": linear_group, "dflashc.gated_linear": gated_linear,
+        "dflashc.gated": gated, "dflashc.softcap": softcap, "dflashc.linear_argmax": linear_argmax,
+        "dflashc.attention_block": _attention_block,
+    }
+
+
+def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
+    """Verify programs: one launch for norms, rope, cache write and attention by parts, and one that merges the parts.
+
+    Prefill programs write the cache first and attend block by block of rows.
+    """
+    qkv, norms, table, keys, values, state, *scalars = op.operands(call)
+    query_heads, kv_heads, size, pairing, window, scale, epsilon, form = (op.scalar(s) for s in scalars)
+    group, normed = query_heads // kv_heads, len(norms) > 0
+    pairs = int(op.shape(table)[2])
+    leading = (query_heads + 2 * kv_heads) * size
+    cosine, sine = _cosine_sine(c.operand(table), c.rows, pairs)
+    common = [c.operand(state), c.operand(qkv), cosine, sine]
+    caches = [c.operand(keys), c.operand(values)]
+    weights = [c.operand(w) for w in norms]
+    tail = [float(epsilon)] if normed else []
+    capacity = Operand("context")
+    label = keys.name.removesuffix(".k").replace("cache.", "blk.")
+    outputs = flatten(c.result(var))
+    columns = query_heads * size
+    if c.rows in VERIFY_ROWS:
+        queries = c.rows * group
+        per_part = kv_heads * queries
+        partial_values = c.share(_parts_buffer("attention.values", per_part * size * 4))
+        partial_sums = c.share(_parts_buffer("attention.sums", per_part * 2 * 4))
+        c.launch(_request(attention.attention, c.rows, group, size, pairing, normed), f"{label} attention",
+                 Units(kv_heads, c.rows, attention_tile.PART),
+                 [*common, *weights, *caches, partial_values, partial_sums, leading, kv_heads, capacity, window, pairs,
+                  float(scale), *tail])
+        direct = query_heads % attention.heads_per_unit(size, form) == 0
+        merged_form = form if direct else "f32"
+        merged = outputs if direct else [c.temporary(c.rows * columns * 4)]
+        units = c.rows * query_heads // attention.heads_per_unit(size, merged_form)
+        c.launch(_request(attention.attention_merge, size, merged_form), f"{label} attention merge", Units(units),
+                 [c.operand(state), partial_values, partial_sums, *merged, c.rows, kv_heads, group, window])
+        if not direct:
+            _quantise(c, merged[0], form, outputs, columns)
+        return
+    blocks = Units(kv_heads * c.rows // attention.BLOCK)
+    c.launch(_request(attention.kv_write, size, pairing, normed), f"{label} cache write", blocks,
+             [*common, *weights[1:], *caches, leading, query_heads, kv_heads, capacity, pairs, *tail])
+    attended = outputs if form == "f32" else [c.temporary(c.rows * columns * 4)]
+    c.launch(_request(attention.attention_prefill, group, size, pairing, normed), f"{label} attention", blocks,
+             [*common, *weights[:1], *caches, *attended, c.rows, leading, kv_heads, capacity, window, pairs,
+              float(scale), *tail])
+    if form != "f32":
+        _quantise(c, attended[0], form, outputs, columns)
+
+
+def _quantise(c: ProgramContext, source: Operand, form: str, outputs: Sequence[Operand], columns: int) -> None:
+    c.launch(_request(activation.quantise, form), "quantise", Units(c.rows), [source, *outputs, columns])
+
+
+def _parts_buffer(name: str, bytes_per_part: int) -> Buffer:
+    """Scratch for partial attention results: one part per 256 tokens of context."""
+    return Buffer(name, "scratch", bytes_per_part, math.ceil(bytes_per_part / attention_tile.PART))
+
+
+def _cosine_sine(table: Operand, rows: int, pairs: int) -> tuple[Operand, Operand]:
+    """The two halves of a rope table."""
+    return table, Operand(table.kind, table.name, table.value + rows * pairs * 4)
+
+
+def _kernel_rows(rows: int) -> int | None:
+    """The row count a kernel is compiled for; None where it is an argument."""
+    return rows if rows in VERIFY_ROWS else None
+
+
+def _rows_scalar(kernel_rows: int | None, rows: int) -> list[int]:
+    return [] if kernel_rows is not None else [rows]
+
+
+def _request(builder: Callable[..., Any], *arguments: Any) -> KernelRequest:
+    """A kernel by its builder; the symbol is spelt from the arguments."""
+    words = [builder.__name__, *(_word(a) for a in arguments)]
+    return KernelRequest("_".join(words), builder, arguments)
+
+
+def _word(argument: Any) -> str:
+    if argument is None:
+        return "rows"
+    if isinstance(argument, bool):
+        return "norm" if argument else "plain"
+    return str(argument)
