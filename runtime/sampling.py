@@ -93,6 +93,13 @@ class SamplingParameters:
                 raise RequestError(f"{field.name} is {value!r}, expected {kind} from {low} to {high}")
 
 
+    @property
+    def is_plain_argmax(self) -> bool:
+        """Whether the next token is the arg-max of the logits as they are."""
+        penalised = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+        return self.temperature == 0 and not (penalised and self.repeat_last_n != 0)
+
+
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
     """Return the random number in [0, 1) that decides `purpose` at `position`.
 
