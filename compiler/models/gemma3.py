@@ -11,7 +11,15 @@ from dataclasses import replace
 from tvm import relax
 
 from dflashc.compiler.gguf import GgufFile
-from dflashc.compiler.models.config import ModelConfig, read_config, read_rope
+from dflashc.compiler.models.config import (
+    MAX_CONTEXT,
+    ModelConfig,
+    read_config,
+    read_count,
+    read_positive,
+    read_rope,
+    require_in_layers,
+)
 from dflashc.compiler.models.graph import Graph, attention, gated_feed_forward
 
 _PERIOD = 6  # the last layer of each period is global
@@ -19,14 +27,15 @@ _PERIOD = 6  # the last layer of each period is global
 
 def config(gguf: GgufFile) -> ModelConfig:
     c = read_config(gguf, pairing="neox")
-    window = gguf.get_int("gemma3.attention.sliding_window")
+    require_in_layers(gguf, c, "attn_q_norm.weight", "attn_k_norm.weight")
+    window = read_count(gguf, "gemma3.attention.sliding_window", MAX_CONTEXT)
     local = read_rope(gguf, "local", "neox", c.head_size, base_key="rope.freq_base_swa", scaled=False)
     sliding = [number % _PERIOD < _PERIOD - 1 for number in range(c.layers)]
     # The 27B model scales by its hidden size per head, all others by the head size.
     scale = (c.hidden // c.heads if c.layers == 62 else c.head_size) ** -0.5
     return replace(c, ropes=(*c.ropes, local), layer_ropes=tuple(int(s) for s in sliding),
                    layer_windows=tuple(window if s else 0 for s in sliding),
-                   attention_scale=gguf.get_float("gemma3.attention.scale", default=0.0) or scale,
+                   attention_scale=read_positive(gguf, "gemma3.attention.scale", default=scale),
                    embedding_scale=math.sqrt(c.hidden))
 
 

@@ -1,8 +1,8 @@
 """Writes a model's graph in Relax, in the most readable form: per layer, per projection, unfused.
 
 Three functions per model: `decode` (tokens to the residual stream, K/V caches updated on the way), `logits` and `ids`
-(residual stream to logits, and on to their arg-max). Nothing about speed is decided here. Knows GGUF tensor names and shapes, and no
-block format.
+(residual stream to logits, and on to their arg-max). Nothing about speed is decided here. Knows GGUF tensor names and
+shapes, and no block format.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from tvm import relax, tirx
 from dflashc.compiler.gguf import GgufFile
 from dflashc.compiler.models.config import ModelConfig, Rope
 from dflashc.passes import operators as op
+from dflashc.passes.operators import Expr
 from dflashc.runtime.errors import BuildError
-
-Expr = relax.Expr
 
 
 @dataclass

@@ -6,9 +6,11 @@ Source: Yang et al. 2025, "Qwen3 Technical Report", section 2.
 from __future__ import annotations
 
 from dflashc.compiler.gguf import GgufFile
-from dflashc.compiler.models.config import ModelConfig, read_config
+from dflashc.compiler.models.config import ModelConfig, read_config, require_in_layers
 from dflashc.compiler.models.llama import layer as layer
 
 
 def config(gguf: GgufFile) -> ModelConfig:
-    return read_config(gguf, pairing="neox")
+    c = read_config(gguf, pairing="neox")
+    require_in_layers(gguf, c, "attn_q_norm.weight", "attn_k_norm.weight")
+    return c
