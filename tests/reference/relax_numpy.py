@@ -1,0 +1,253 @@
+"""Evaluates the project's Relax functions in NumPy: every operator by its definition, binding after binding.
+
+The oracle of the passes: a rewritten function must compute what it computed before. Knows nothing of kernels or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from tests.reference import functions
+
+SUM_GROUP = {"q8_32": 32, "q8_256": 16}
+"""How many codes share one sum; the forms' names say how many share a scale."""
+
+
+def evaluate(
+    function: relax.Function,
+    inputs: Mapping[str, np.ndarray],
+    forms: Mapping[str, str] | None = None,
+    dtype: type[np.floating] = np.float64,
+) -> Any:
+    """Run a straight-line function.
+
+    Parameters
+    ----------
+    inputs
+        An array per parameter name. Caches, of any float type, are updated in place and rounded to their type.
+    forms
+        The activation form that each weight reads, by name; for linear groups that are given several.
+    dtype
+        Type that everything else of floating point is computed in.
+
+    Returns
+    -------
+    The function's result: an array, or a tuple of results. A quantised activation is the tuple of its parts.
+    """
+    state = _State(forms or {}, dtype)
+    for parameter in function.params:
+        array = inputs[parameter.name]
+        _match_shape(state.sizes, parameter, array)
+        is_cache = parameter.name.startswith("cache.")
+        state.values[parameter] = array if is_cache or array.dtype.kind != "f" else array.astype(dtype)
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            state.values[binding.var] = state.value(binding.value)
+    return state.value(function.body.body)
+
+
+def _match_shape(sizes: dict[Any, int], parameter: relax.Var, array: np.ndarray) -> None:
+    """Check an input against its parameter's type; a symbolic dimension gets its value at its first use."""
+    for dimension, size in zip(parameter.ty.shape.values, array.shape, strict=True):
+        expected = int(dimension) if isinstance(dimension, tirx.IntImm) else sizes.setdefault(dimension, size)
+        assert size == expected, f"{parameter.name} has shape {array.shape}; expected {expected} for {dimension}"
+
+
+class _State:
+    """Values of the variables so far, and of the symbolic dimensions."""
+
+    def __init__(self, forms: Mapping[str, str], dtype: type[np.floating]) -> None:
+        self.forms = forms
+        self.dtype = dtype
+        self.sizes: dict[Any, int] = {}
+        self.values: dict[Any, Any] = {}
+
+    def value(self, expr: Any) -> Any:
+        if isinstance(expr, relax.Var):
+            return self.values[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.value(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return self.value(expr.tuple_value)[expr.index]
+        if isinstance(expr, relax.ShapeExpr):
+            return tuple(int(d) if isinstance(d, tirx.IntImm) else self.sizes[d] for d in expr.values)
+        if isinstance(expr, relax.Call):
+            return self.call(expr)
+        return expr.value
+
+    def call(self, call: Any) -> Any:
+        result: Any
+        if call.op.name == "relax.call_pure_packed":
+            operator, *arguments = call.args
+            if operator.global_symbol == "dflashc.linear_group":
+                result = self.linear_group(*arguments)
+            else:
+                result = OPERATORS[operator.global_symbol](*map(self.value, arguments))
+        elif call.op.name == "relax.split":
+            result = tuple(np.split(self.value(call.args[0]), [int(i) for i in call.attrs.indices_or_sections], -1))
+        else:
+            result = RELAX[call.op.name](*map(self.value, call.args))
+        return _as_type(result, self.dtype)
+
+    def linear_group(self, xs: relax.Tuple, weights: relax.Tuple, biases: relax.Tuple, forms: Any) -> np.ndarray:
+        """Linears side by side; each reads the one form there is, or the one that its weight is known to want."""
+        names = self.value(forms).split(",")
+        dense = dict(zip(names, map(dequantise, self.value(xs), names), strict=True))
+        wanted = [names[0] if len(names) == 1 else self.forms[w.name] for w in weights]
+        outputs = [dense[form] @ self.value(w).T for form, w in zip(wanted, weights, strict=True)]
+        if len(biases):
+            outputs = [y + b for y, b in zip(outputs, self.value(biases), strict=True)]
+        return np.concatenate(outputs, axis=-1)
+
+
+def _as_type(value: Any, dtype: type[np.floating]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_as_type(part, dtype) for part in value)
+    return value.astype(dtype) if value.dtype.kind == "f" else value
+
+
+# Activation forms --------------------------------------------------------------------------------------------------
+
+
+def quantise(x: np.ndarray, form: str) -> Any:
+    """x (m, K) in a form: as it is for "f32", else codes, scales and sums.
+
+    scale = max|x| / 127 over a group of neighbours, code = x / scale rounded half to even, sums over `SUM_GROUP` codes.
+    """
+    if form == "f32":
+        return x
+    group = int(form.removeprefix("q8_"))
+    groups = x.reshape(len(x), -1, group)
+    scale = np.abs(groups).max(axis=-1) / 127
+    codes = np.rint(groups / np.where(scale == 0, 1, scale)[..., None]).astype(np.int8).reshape(x.shape)
+    sums = codes.reshape(len(x), -1, SUM_GROUP[form]).sum(axis=-1)
+    return codes, scale, sums.astype(np.int32 if form == "q8_32" else np.int16)
+
+
+def dequantise(x: Any, form: str) -> np.ndarray:
+    """What a linear reads: codes times scales."""
+    if form == "f32":
+        return x
+    codes, scale, sums = x
+    group = int(form.removeprefix("q8_"))
+    assert scale.shape == (len(codes), codes.shape[1] // group)
+    assert (sums == codes.reshape(len(codes), -1, SUM_GROUP[form]).sum(axis=-1)).all()
+    return codes * np.repeat(scale, group, axis=1)
+
+
+# The operators, by the formulas of `dflashc.passes.operators` ------------------------------------------------------
+
+
+def _rope_table(tokens: np.ndarray, state: np.ndarray, frequencies: np.ndarray, magnitude: float) -> np.ndarray:
+    angles = (state[0] + np.arange(len(tokens)))[:, None] * frequencies
+    return np.stack([np.cos(angles), np.sin(angles)]) * magnitude
+
+
+def _rope(x: np.ndarray, table: np.ndarray, pairing: str) -> np.ndarray:
+    cosine, sine = table[:, :, None]
+    pairs = cosine.shape[-1]
+    first, second = {
+        "neox": (slice(0, pairs), slice(pairs, 2 * pairs)),
+        "norm": (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)),
+    }[pairing]
+    rotated = x.copy()
+    rotated[..., first] = x[..., first] * cosine - x[..., second] * sine
+    rotated[..., second] = x[..., second] * cosine + x[..., first] * sine
+    return rotated
+
+
+def _attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    state: np.ndarray,
+    window: int,
+    scale: float,
+) -> np.ndarray:
+    start, rows = int(state[0]), len(q)
+    end = start + rows
+    assert end <= k_cache.shape[1], f"{end} positions do not fit a cache of {k_cache.shape[1]}"
+    k_cache[:, start:end], v_cache[:, start:end] = k.swapaxes(0, 1), v.swapaxes(0, 1)
+    distance = np.arange(start, end)[:, None] - np.arange(end)
+    visible = (distance >= 0) & ((distance < window) | (window == 0))
+    keys, values = (cache[:, :end].swapaxes(0, 1).astype(q.dtype) for cache in (k_cache, v_cache))
+    return functions.attention(q, keys, values, visible, scale).reshape(q.shape)
+
+
+def _gated_linear(x: Any, gate: np.ndarray, up: np.ndarray, activation: str, form: str, result: str) -> Any:
+    dense = dequantise(x, form)
+    return quantise(ACTIVATIONS[activation](dense @ gate.T) * (dense @ up.T), result)
+
+
+def _gated(y: np.ndarray, activation: str, result: str) -> Any:
+    left, right = np.split(y, 2, axis=-1)
+    return quantise(ACTIVATIONS[activation](left) * right, result)
+
+
+def _norm(x: np.ndarray, delta: tuple, post_weight: tuple, weight: tuple, epsilon: float, forms: str) -> tuple:
+    for d in delta:
+        x = x + (functions.rms_norm(d, post_weight[0], epsilon) if post_weight else d)
+    names = forms.split(",") if forms else []
+    assert bool(names) == bool(weight)
+    return (x, *(quantise(functions.rms_norm(x, weight[0], epsilon), form) for form in names))
+
+
+def _attention_block(
+    qkv: np.ndarray,
+    norms: tuple,
+    table: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    state: np.ndarray,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    pairing: str,
+    window: int,
+    scale: float,
+    epsilon: float,
+    form: str,
+) -> Any:
+    assert qkv.shape[1] == (heads + 2 * kv_heads) * head_size
+    q, k, v = np.split(qkv.reshape(len(qkv), -1, head_size), [heads, heads + kv_heads], axis=1)
+    if norms:
+        q, k = functions.rms_norm(q, norms[0], epsilon), functions.rms_norm(k, norms[1], epsilon)
+    q, k = _rope(q, table, pairing), _rope(k, table, pairing)
+    return quantise(_attention(q, k, v, k_cache, v_cache, state, window, scale).reshape(len(qkv), -1), form)
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "silu": functions.silu,
+    "gelu_tanh": functions.gelu_tanh,
+}
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "dflashc.embed": lambda tokens, table, scale: table[tokens] * scale,
+    "dflashc.linear": lambda x, weight: x @ weight.T,
+    "dflashc.rms_norm": functions.rms_norm,
+    "dflashc.rope_table": _rope_table,
+    "dflashc.rope": _rope,
+    "dflashc.attention": _attention,
+    "dflashc.softcap": functions.softcap,
+    "dflashc.argmax": lambda logits: logits.argmax(axis=-1).astype(np.int32),
+    "dflashc.quantise": quantise,
+    "dflashc.gated_linear": _gated_linear,
+    "dflashc.gated": _gated,
+    "dflashc.norm": _norm,
+    "dflashc.attention_block": _attention_block,
+    "dflashc.linear_argmax": lambda x, w, form: (dequantise(x, form) @ w.T).argmax(axis=-1).astype(np.int32),
+}
+
+RELAX: dict[str, Callable[..., Any]] = {
+    "relax.add": np.add,
+    "relax.multiply": np.multiply,
+    "relax.reshape": np.reshape,
+    "relax.nn.silu": functions.silu,
+    "relax.nn.gelu_tanh": functions.gelu_tanh,
+}
