@@ -14,16 +14,21 @@ QUADS = BLOCK // QUAD
 """Quads of a block."""
 
 
-def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr) -> Iterator[Expr]:
-    """Emit loads and unpacking of one block; yields its 8 quads in order, as uint8 vectors (4 L).
+def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr, rows: int | None = None) -> Iterator[Expr]:
+    """Emit loads and unpacking of one block; yields its 8 quads in order, as uint8 vectors (4 * rows).
 
-    `start` is the block's first byte in the buffer `weight`.
+    Parameters
+    ----------
+    start : int64
+        In the buffer `weight` the first byte of the block, or of one row's lane in it.
+    rows : int, optional
+        1 to unpack a single row, all L rows when left out.
     """
-    lanes = traits.lanes
-    words = f"uint32x{lanes}"
+    lanes = rows or traits.lanes
+    words = "uint32" if lanes == 1 else f"uint32x{lanes}"
 
     def vector(unit: int) -> Expr:
-        return bind(reinterpret(words, load(weight, start + i64(unit * 4 * lanes), 4 * lanes)))
+        return bind(reinterpret(words, load(weight, start + i64(unit * 4 * traits.lanes), 4 * lanes)))
 
     held: dict[int, Expr] = {}
     for quad in range(QUADS):

@@ -14,6 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from dflashc.targets.cpu.builder import Expr, bind, cast, const, i64, load, local, reinterpret, store
 from dflashc.targets.cpu.kernels.codes import QUADS, block_quads
 from dflashc.targets.cpu.kernels.dot import add_pair_products, block_dots
+from dflashc.targets.cpu.kernels.tiles import Prefetch, Tile
 from dflashc.targets.cpu.kernels.vector_math import half_to_float
 from dflashc.targets.cpu.packing import ALIGNMENT, BLOCK, PackedFormat
 from dflashc.targets.cpu.traits import Traits, broadcast
@@ -30,7 +31,7 @@ def group_stride(traits: Traits, layout: PackedFormat, columns: Expr) -> tuple[E
 
 
 def row_group_products(traits: Traits, layout: PackedFormat, weight: Expr, group: Expr, activations: Sequence[Expr],
-                       rows: Sequence[Expr], columns: Expr) -> list[Expr]:
+                       tile: Tile, columns: Expr) -> list[Expr]:
     """Emit the products of one row group with a tile of activation rows.
 
     Parameters
@@ -40,8 +41,8 @@ def row_group_products(traits: Traits, layout: PackedFormat, weight: Expr, group
         Index of the row group.
     activations : sequence of buffers
         The buffers of the format's activation form.
-    rows : sequence of int64
-        Indices of the activation rows.
+    tile : Tile
+        The activation rows.
 
     Returns
     -------
@@ -51,7 +52,8 @@ def row_group_products(traits: Traits, layout: PackedFormat, weight: Expr, group
     quants, stride = group_stride(traits, layout, columns)
     start = bind(group * stride)
     emit = {"block": _block_products, "super": _super_products, "float": _float_products}[layout.family]
-    return emit(traits, layout, weight, start, bind(start + quants), activations, rows, columns)
+    prefetch = Prefetch(traits, layout, tile, start + stride, columns)
+    return emit(traits, layout, weight, start, bind(start + quants), activations, tile.rows, columns, prefetch)
 
 
 def _accumulators(traits: Traits, count: int, dtype: str) -> Expr:
@@ -81,7 +83,8 @@ def _scales(traits: Traits, weight: Expr, start: Expr, dtype: str) -> Expr:
 
 
 def _block_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: Expr, headers: Expr,
-                    activations: Sequence[Expr], rows: Sequence[Expr], columns: Expr) -> list[Expr]:
+                    activations: Sequence[Expr], rows: Sequence[Expr], columns: Expr,
+                    prefetch: Prefetch) -> list[Expr]:
     """Formats with a header per 32 elements: weight = scale * (code - offset) or scale * code + minimum."""
     lanes = traits.lanes
     codes, scale, total = activations
@@ -90,6 +93,7 @@ def _block_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: 
     field = layout.header_bytes * lanes // (2 if layout.minimum else 1)
     accumulators = _accumulators(traits, len(rows), "float32")
     with T.serial(i64(0), blocks) as b:
+        prefetch.emit(weight, b)
         index = [bind(first + b) for first in first_blocks]
         quads = block_quads(traits, layout, weight, bind(quants + b * i64(BLOCK * layout.bits // 8 * lanes)))
         dots = block_dots(traits, quads, (1 << layout.bits) - 1, codes, [bind(i * i64(BLOCK)) for i in index])
@@ -111,7 +115,8 @@ def _block_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: 
 
 
 def _super_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: Expr, headers: Expr,
-                    activations: Sequence[Expr], rows: Sequence[Expr], columns: Expr) -> list[Expr]:
+                    activations: Sequence[Expr], rows: Sequence[Expr], columns: Expr,
+                    prefetch: Prefetch) -> list[Expr]:
     """K-quants: integer scales (and minima) of 16 or 32 elements under float16 scales of 256.
 
     The integer part of a superblock is exact; it meets floats once per superblock.
@@ -125,9 +130,11 @@ def _super_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: 
     accumulators = _accumulators(traits, count, "float32")
     with T.serial(i64(0), superblocks) as s:
         products = _accumulators(traits, count, "int32")
-        corrections = _accumulators(traits, count, "int32")
+        # without minima the codes' offset is one more integer term of the products
+        corrections = _accumulators(traits, count, "int32") if layout.minimum else products
         header = bind(headers + s * i64(layout.header_bytes * lanes))
         with T.serial(i64(0), i64(blocks)) as b:
+            prefetch.emit(weight, bind(s * i64(blocks) + b))
             start = bind(quants + (s * i64(blocks) + b) * i64(BLOCK * layout.bits // 8 * lanes))
             starts = [bind((f + s) * i64(layout.group) + b * i64(BLOCK)) for f in first]
             scales, pair = _block_scales(traits, layout, weight, header + b * i64(2 * lanes))
@@ -148,13 +155,12 @@ def _super_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: 
         weight_scale = _scales(traits, weight, float_scales, "float16")
         minimum = _scales(traits, weight, float_scales + i64(2 * lanes), "float16") if layout.minimum else None
         for m in range(count):
-            product, correction = load(products, m * lanes, lanes), load(corrections, m * lanes, lanes)
+            product = cast(traits.f32, load(products, m * lanes, lanes))
             if minimum is None:
-                whole = product - correction * const(layout.offset, traits.i32)
-                value = bind(cast(traits.f32, whole) * weight_scale)
+                value = bind(product * weight_scale)
             else:
-                below = bind(const(0.0, traits.f32) - cast(traits.f32, correction) * minimum)
-                value = bind(traits.fma(cast(traits.f32, product), weight_scale, below))
+                correction = cast(traits.f32, load(corrections, m * lanes, lanes))
+                value = bind(traits.fma(product, weight_scale, bind(const(0.0, traits.f32) - correction * minimum)))
             _add_scaled(traits, accumulators, m, value, broadcast(load(scale, first[m] + s), lanes))
     return _results(traits, accumulators, count)
 
@@ -176,24 +182,27 @@ def _block_scales(traits: Traits, layout: PackedFormat, weight: Expr, start: Exp
     signed = bind(cast(pair, reinterpret(f"int8x{2 * lanes}", raw)))
     both = bind(reinterpret(word, signed))
     low = bind(tirx.shift_right(tirx.shift_left(both, sixteen), sixteen))
-    return [low, bind(tirx.shift_right(both, sixteen))], signed
+    return [low, bind(tirx.shift_right(both, sixteen))], bind(signed * const(-layout.offset, pair))
 
 
 def _float_products(traits: Traits, layout: PackedFormat, weight: Expr, quants: Expr, headers: Expr,
-                    activations: Sequence[Expr], rows: Sequence[Expr], columns: Expr) -> list[Expr]:
+                    activations: Sequence[Expr], rows: Sequence[Expr], columns: Expr,
+                    prefetch: Prefetch) -> list[Expr]:
     """Float formats: two sums per output, over even and odd k, since one alone would wait for each FMA."""
     lanes = traits.lanes
     step = 8
     size = layout.bits // 8 * lanes
     first = [bind(row * columns) for row in rows]
     accumulators = _accumulators(traits, 2 * len(rows), "float32")
-    with T.serial(i64(0), tirx.floordiv(columns, i64(step))) as s:
-        for k in range(step):
-            start = quants + s * i64(step * size) + i64(k * size)
-            value = _float_values(traits, layout, weight, start)
-            for m, f in enumerate(first):
-                activation = broadcast(load(activations[0], f + s * i64(step) + i64(k)), lanes)
-                _add_scaled(traits, accumulators, 2 * m + k % 2, value, activation)
+    with T.serial(i64(0), tirx.floordiv(columns, i64(BLOCK))) as b:
+        prefetch.emit(weight, b)
+        with T.serial(i64(0), i64(BLOCK // step)) as s:
+            start = bind(b * i64(BLOCK) + s * i64(step))
+            for k in range(step):
+                value = _float_values(traits, layout, weight, quants + (start + i64(k)) * i64(size))
+                for m, f in enumerate(first):
+                    activation = broadcast(load(activations[0], f + start + i64(k)), lanes)
+                    _add_scaled(traits, accumulators, 2 * m + k % 2, value, activation)
     halves = _results(traits, accumulators, 2 * len(rows))
     return [bind(halves[2 * m] + halves[2 * m + 1]) for m in range(len(rows))]
 

@@ -1,0 +1,135 @@
+"""Greedy heads: the best token of each row without logits in memory; and the soft cap for heads that store logits.
+
+Ties go to the lowest index. NaN never wins; a row of NaN alone gives index 0.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, local, store
+from dflashc.targets.cpu.kernels.activation import declare_form
+from dflashc.targets.cpu.kernels.row_groups import row_group_products
+from dflashc.targets.cpu.kernels.tiles import row_tiles, rows_name
+from dflashc.targets.cpu.kernels.vector_math import select, tanh
+from dflashc.targets.cpu.packing import PACKED_FORMATS
+from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
+
+ARGMAX_UNIT = 256
+"""Weight rows of a unit of `matmul_argmax`."""
+
+SOFTCAP_UNIT = 1024
+"""Values of a unit of `softcap`."""
+
+_LOWEST = float("-inf")
+_INT32_MAX = (1 << 31) - 1
+
+
+def matmul_argmax(traits: Traits, format_name: str, rows: int) -> Kernel:
+    """The best of x[m] . w[r] over each 256 weight rows. Unit = 256 weight rows.
+
+    Arguments: the activation's buffers, weight uint8, value float32 (units, M), index int32 (units, M); then the
+    scalars columns (K), weight_rows.
+    """
+    layout = PACKED_FORMATS[format_name]
+    lanes = traits.lanes
+    k = KernelBuilder(f"matmul_{format_name}_{rows_name(rows)}_argmax", traits)
+    with k.build():
+        activations = declare_form(k, layout.form, "input")
+        weight = k.buffer("weight", "uint8")
+        value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
+        columns, weight_rows = k.scalar("columns"), k.scalar("weight_rows")
+        with k.units() as unit:
+            first = bind(unit * i64(ARGMAX_UNIT))
+            best, where = local(rows * lanes, "float32"), local(rows * lanes, "int32")
+            with T.serial(i64(0), i64(rows)) as m:
+                store(best, m * i64(lanes), const(_LOWEST, traits.f32), lanes)
+                store(where, m * i64(lanes), _lane_indices(traits, first), lanes)
+            left = tirx.min(weight_rows - first, i64(ARGMAX_UNIT))
+            with T.serial(i64(0), tirx.floordiv(left + i64(lanes - 1), i64(lanes))) as g, \
+                    row_tiles(traits, i64(0), rows) as tile:
+                group = bind(unit * i64(ARGMAX_UNIT // lanes) + g)
+                products = row_group_products(traits, layout, weight, group, activations, tile, columns)
+                indices = bind(_lane_indices(traits, bind(group * i64(lanes))))
+                exists = bind(indices < broadcast(cast("int32", weight_rows), lanes))
+                for row, product in zip(tile.rows, products, strict=True):
+                    _keep_better(traits, best, where, bind(row * i64(lanes)), product, indices, exists)
+            with T.serial(i64(0), i64(rows)) as m:
+                _reduce_lanes(traits, best, where, bind(m * i64(lanes)), value, index, bind(unit * i64(rows) + m))
+    return k.kernel
+
+
+def _lane_indices(traits: Traits, first: Expr) -> Expr:
+    """first, first + 1, …: the weight rows of the lanes."""
+    return tirx.Ramp(cast("int32", first), tirx.const(1, "int32"), traits.lanes)
+
+
+def _keep_better(traits: Traits, best: Expr, where: Expr, slot: Expr, product: Expr, indices: Expr,
+                 exists: Expr) -> None:
+    """Lane by lane keep the larger value; the earlier one where they are equal."""
+    lanes = traits.lanes
+    candidate = bind(select(exists, product, const(_LOWEST, traits.f32)))
+    before = bind(load(best, slot, lanes))
+    better = bind(candidate > before)
+    store(best, slot, select(better, candidate, before), lanes)
+    store(where, slot, select(better, indices, load(where, slot, lanes)), lanes)
+
+
+def _reduce_lanes(traits: Traits, best: Expr, where: Expr, slot: Expr, value: Expr, index: Expr, target: Expr) -> None:
+    """The best lane, and among equals the lowest index."""
+    lanes = traits.lanes
+    values = bind(load(best, slot, lanes))
+    largest = bind(intrinsic("float32", "llvm.vector.reduce.fmax", values))
+    store(value, target, largest)
+    candidates = select(values >= broadcast(largest, lanes), load(where, slot, lanes), const(_INT32_MAX, traits.i32))
+    store(index, target, intrinsic("int32", "llvm.vector.reduce.smin", candidates))
+
+
+def argmax_reduce(traits: Traits, rows: int) -> Kernel:
+    """The best of the partial results of `matmul_argmax`. Unit = one row.
+
+    Arguments: value float32 (count, M), index int32 (count, M), ids int32 (M); then the scalar count.
+    """
+    k = KernelBuilder(f"argmax_{rows_name(rows)}", traits)
+    with k.build():
+        value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
+        ids = k.buffer("ids", "int32")
+        count = k.scalar("count")
+        with k.units() as m:
+            best, where = local(1, "float32"), local(1, "int32")
+            store(best, 0, load(value, m))
+            store(where, 0, load(index, m))
+            with T.serial(i64(1), count) as unit:
+                candidate = bind(load(value, unit * i64(rows) + m))
+                better = bind(candidate > load(best, 0))
+                store(best, 0, select(better, candidate, load(best, 0)))
+                store(where, 0, select(better, load(index, unit * i64(rows) + m), load(where, 0)))
+            store(ids, m, load(where, 0))
+    return k.kernel
+
+
+def softcap(traits: Traits) -> Kernel:
+    """x = cap * tanh(x / cap), in place. Unit = 1024 values: ceil(count / 1024) units.
+
+    Arguments: values float32; then the scalars cap (f32), count.
+    """
+    k = KernelBuilder("softcap", traits)
+    lanes = traits.lanes
+    with k.build():
+        values = k.buffer("values", "float32")
+        cap, count = k.scalar("cap", "f32"), k.scalar("count")
+
+        def cap_at(offset: Expr, width: int) -> None:
+            limit = cap if width == 1 else broadcast(cap, width)
+            store(values, offset, limit * tanh(traits, bind(load(values, offset, width) / limit)), width)
+
+        with k.units() as unit:
+            first = bind(unit * i64(SOFTCAP_UNIT))
+            size = bind(tirx.min(count - first, i64(SOFTCAP_UNIT)))
+            whole = bind(tirx.floordiv(size, i64(lanes)))
+            with T.serial(i64(0), whole) as step:
+                cap_at(bind(first + step * i64(lanes)), lanes)
+            with T.serial(whole * i64(lanes), size) as offset:
+                cap_at(bind(first + offset), 1)
+    return k.kernel
