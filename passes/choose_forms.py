@@ -16,12 +16,12 @@ from dflashc.passes.rewriting import Rewriter, rewrite_module
 
 def choose_forms(module: tvm.IRModule, forms: Mapping[str, str]) -> tvm.IRModule:
     """`forms`: the activation form each weight reads, by parameter name."""
-    quantised: dict[tuple[Expr, str], Expr] = {}
+    quantised: dict[tuple[Rewriter, Expr, str], Expr] = {}
 
     def in_form(r: Rewriter, x: Expr, form: str) -> Expr:
         if form == "f32":
             return r.new(x)
-        key = (x, form)
+        key = (r, x, form)
         if key not in quantised:
             quantised[key] = r.emit(op.quantise(r.new(x), form), f"{x.name}_{form}")
         return quantised[key]

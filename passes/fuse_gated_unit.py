@@ -39,8 +39,10 @@ def fuse_gated_unit(module: tvm.IRModule, formats: Mapping[str, str]) -> tvm.IRM
         if not r.is_call(merged, "dflashc.linear_group"):
             return None
         (x,), weights, biases, _ = r.arguments(merged)
-        if len(weights) == 2 and not len(biases) and formats[weights[0].name] == formats[weights[1].name]:
-            return op.gated_linear(r.new(x), *weights, activation, "f32", "f32")
+        if len(weights) != 2:
+            return None  # the split has further parts
+        if not len(biases) and formats[weights[0].name] == formats[weights[1].name]:
+            return op.gated_linear(r.new(x), weights[0], weights[1], activation, "f32", "f32")
         return op.gated(r.new(merged), activation, "f32")
 
     return rewrite_module(module, rule)

@@ -15,30 +15,44 @@ def fuse_norm(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
-    name = op.name_of(value)
-    if name == "relax.add" and len(op.shape(var)) == 2:
+    if _is_residual_add(value):
         x, delta = op.operands(value)
-        post_weight = None
-        if r.is_call(delta, "dflashc.rms_norm") and r.used_once(delta):
-            delta, post_weight, _ = r.arguments(delta)
-        normed = [u for u in r.users(var) if r.is_call(u, "dflashc.rms_norm")]
-        _emit(r, var, r.new(x), r.new(delta), post_weight, normed[0] if normed else None, _epsilon(r, value, normed))
-    elif name == "dflashc.rms_norm" and len(op.shape(var)) == 2 and not _is_post_norm(r, var):
-        _emit(r, None, r.new(op.operands(value)[0]), None, None, var, op.scalar(op.operands(value)[2]))
+        post = delta if _is_post_norm(r, delta) else None
+        normed = [u for u in r.users(var) if _is_pre_norm(r, u)
+                  and (post is None or _epsilon(r, u) == _epsilon(r, post))]
+        norms = [*normed[:1], *([] if post is None else [post])]
+        delta, post_weight = (delta, None) if post is None else r.arguments(post)[:2]
+        _emit(r, var, r.new(x), r.new(delta), post_weight, normed[0] if normed else None,
+              _epsilon(r, norms[0]) if norms else 0.0)
+    elif _is_pre_norm(r, var):
+        _emit(r, None, r.new(op.operands(value)[0]), None, None, var, _epsilon(r, var))
     return None
 
 
-def _epsilon(r: Rewriter, add: Expr, normed: list[Expr]) -> float:
-    """The epsilon of whichever norm takes part; all norms of a model share it."""
-    for norm in [*normed, op.operands(add)[1]]:
-        if r.is_call(norm, "dflashc.rms_norm"):
-            return op.scalar(r.arguments(norm)[2])
-    return 0.0
+def _epsilon(r: Rewriter, norm: Expr) -> float:
+    return op.scalar(r.arguments(norm)[2])
+
+
+def _is_residual_add(value: Expr) -> bool:
+    """Whether two matrices are added; a bias that no linear took in is a vector."""
+    return op.name_of(value) == "relax.add" and all(len(op.shape(a)) == 2 for a in value.args)
+
+
+def _is_norm(r: Rewriter, var: Expr) -> bool:
+    """Whether `var` is a norm of whole rows, not of heads."""
+    return r.is_call(var, "dflashc.rms_norm") and len(op.shape(var)) == 2
 
 
 def _is_post_norm(r: Rewriter, var: Expr) -> bool:
-    """Whether a norm's only use is to be added to the residual stream."""
-    return r.used_once(var) and r.is_call(r.users(var)[0], "relax.add") and r.arguments(r.users(var)[0])[1].same_as(var)
+    """Whether `var` is a norm whose only use is to be added to the residual stream."""
+    if not _is_norm(r, var) or not r.used_once(var):
+        return False
+    user = r.value(r.users(var)[0])
+    return _is_residual_add(user) and user.args[1].same_as(var)
+
+
+def _is_pre_norm(r: Rewriter, var: Expr) -> bool:
+    return _is_norm(r, var) and not _is_post_norm(r, var)
 
 
 def _emit(r: Rewriter, total: Expr | None, x: Expr, delta: Expr | None, post_weight: Expr | None, normed: Expr | None,
@@ -47,9 +61,9 @@ def _emit(r: Rewriter, total: Expr | None, x: Expr, delta: Expr | None, post_wei
     quantised = {} if normed is None else {u: op.scalar(r.arguments(u)[1]) for u in r.users(normed)
                                            if r.is_call(u, "dflashc.quantise")}
     forms = list(dict.fromkeys(quantised.values()))
-    if normed is not None and len(quantised) < len(r.users(normed)):
+    if normed is not None and (len(quantised) < len(r.users(normed)) or r.is_result(normed)):
         forms.append("f32")
-    weight = None if normed is None else r.arguments(normed)[1]
+    weight = r.arguments(normed)[1] if forms else None
     fused = r.emit(op.norm(x, delta, post_weight, weight, epsilon, forms), "norm")
     if total is not None:
         r.replace(total, r.emit(relax.TupleGetItem(fused, 0), total.name))

@@ -17,9 +17,11 @@ def fuse_quantise(module: tvm.IRModule) -> tvm.IRModule:
 
 def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     """At a producer whose only user is a `quantise`; the form is its last scalar."""
-    if op.name_of(value) not in _PRODUCERS or not r.used_once(var) or not r.is_call(r.users(var)[0], "dflashc.quantise"):
+    if op.name_of(value) not in _PRODUCERS or not r.used_once(var):
         return None
     quantised = r.users(var)[0]
+    if not r.is_call(quantised, "dflashc.quantise"):
+        return None
     form = op.scalar(r.arguments(quantised)[1])
     *arguments, _ = op.operands(value)
     tensors = [r.new(a) for a in arguments if not op.is_scalar(a)]

@@ -10,12 +10,13 @@ Weights are parameters of their logical type (rows, columns), named as in the GG
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
 
-Expr = relax.Expr
+Expr: TypeAlias = Any
+"""A `relax.Expr`; its attributes live in TVM's C++, where type checkers do not see them."""
 PREFIX = "dflashc."
 
 FORMS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -168,7 +169,7 @@ def gated_linear(x: Expr, gate: Expr, up: Expr, activation: str, form: str, resu
 
 
 def gated(y: Expr, activation: str, result: str) -> Expr:
-    """activation(left half of y) * (right half of y), y (m, 2 F), in form `result`: for gate and up of unlike formats."""
+    """activation(left half of y) * (right half of y), y (m, 2 F), in form `result`: for weights of unlike formats."""
     rows, columns = shape(y)
     return operator("gated", [y], [activation, result], form_type(result, rows, int(columns) // 2))
 

@@ -51,7 +51,11 @@ class Rewriter:
         return self._users.get(var, [])
 
     def used_once(self, var: Expr) -> bool:
-        return len(self.users(var)) == 1 and var not in _variables(self.function.body.body)
+        return len(self.users(var)) == 1 and not self.is_result(var)
+
+    def is_result(self, var: Expr) -> bool:
+        """Whether the function returns `var` itself."""
+        return var in _variables(self.function.body.body)
 
     def new(self, expr: Expr) -> Expr:
         """The same expression in terms of the new variables."""
