@@ -160,10 +160,11 @@ def _plan(module: tvm.IRModule, config: ModelConfig, packed: dict[str, PackedWei
     most, heads = max(PREFILL_ROWS), max(VERIFY_ROWS)
     row = config.hidden * 4
     kv_row = config.kv_heads * config.head_size * 2
-    # The last head row that is read may be the last residual row, hence the room behind it.
+    # "hidden" is what a head reads: rows of "residual", chosen when a run is recorded.
     shared = {b.name: b for b in (
         Buffer("state", "state", STATE_WORDS * 8), Buffer("tokens", "state", most * 4),
-        Buffer("residual", "scratch", (most + heads) * row), Buffer("ids", "output", heads * 4),
+        Buffer("residual", "scratch", most * row), Buffer("hidden", "view", most * row),
+        Buffer("ids", "output", heads * 4),
         Buffer("logits", "output", heads * config.vocabulary * 4),
         *(Buffer(f"cache.{layer}.{which}", "cache", 0, kv_row) for layer in range(config.layers) for which in "kv"))}
     programs: dict[str, Program] = {}

@@ -24,7 +24,7 @@ class Buffer:
     ----------
     role : str
         "scratch" (contents live inside one run), "cache" (K/V, lives with the session), "state" (the state block),
-        "output" (read by the host).
+        "output" (read by the host), "view" (part of another buffer, chosen when a run is recorded).
     bytes : int
         Size that does not depend on the context capacity.
     bytes_per_token : int
@@ -115,6 +115,8 @@ class Plan:
         """Bytes per buffer role at a context capacity of `context` tokens."""
         total: dict[str, int] = {}
         for buffer in self.buffers.values():
+            if buffer.role == "view":
+                continue
             total[buffer.role] = total.get(buffer.role, 0) + buffer.size(context)
         return total
 

@@ -51,7 +51,8 @@ class Session:
         self._hidden: int = artefact.manifest.config["hidden"]
         self.tokens: list[int] = []
         self._memories: dict[str, Memory] = {
-            name: device.alloc(buffer.size(context)) for name, buffer in self._plan.buffers.items()}
+            name: device.alloc(buffer.size(context)) for name, buffer in self._plan.buffers.items()
+            if buffer.role != "view"}
         weights = device.map_file(artefact.weights)
         for weight in artefact.manifest.weights:
             self._memories[weight.name] = weights.view(weight.offset, weight.bytes)
@@ -150,7 +151,7 @@ class Session:
             memories = dict(self._memories)
             if head is not None:
                 start = first_row * self._hidden * 4
-                memories["head_residual"] = self._memories["residual"].view(start)
+                memories["hidden"] = self._memories["residual"].view(start)
                 launches += self._plan.programs[head].launches
             self._replays[key] = self._device.record(launches, memories, self.context)
         return self._replays[key]

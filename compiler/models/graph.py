@@ -133,7 +133,7 @@ def decoder(gguf: GgufFile, config: ModelConfig, layer: Layer, taps: tuple[int, 
     -------
     IRModule
         `decode(tokens (m,) int32, state, weights…, caches…) -> (residual (m, H), taps…)` and
-        `logits(residual (m, H), weights…) -> (m, V)`, and `ids`, which goes on to the arg-max, int32 (m,).
+        `logits(hidden (m, H), weights…) -> (m, V)`, and `ids`, which goes on to the arg-max, int32 (m,).
     """
     for tap in taps:
         if not 0 <= tap < config.layers:
@@ -166,7 +166,7 @@ def _head(g: Graph, ids: bool) -> relax.Function:
     c = g.config
 
     def body() -> Expr:
-        x = g.norm(g.input("residual", (g.rows, c.hidden), "float32"), "output_norm")
+        x = g.norm(g.input("hidden", (g.rows, c.hidden), "float32"), "output_norm")
         name = "output.weight" if g.has("output.weight") else "token_embd.weight"
         logits = g.emit(op.linear(x, g.weight(name, c.vocabulary, c.hidden)), "logits")
         if c.logit_softcap:

@@ -14,11 +14,14 @@ from dflashc.passes.operators import Expr
 from dflashc.runtime.plan import Buffer, Operand, Units
 from dflashc.targets.context import PackedWeight, ProgramContext, Rule, flatten
 from dflashc.targets.cpu.compile import KernelRequest
-from dflashc.targets.cpu.kernels import activation, attention, attention_tile, embedding, matmul, norm, rope
+from dflashc.targets.cpu.kernels import activation, argmax, attention, attention_tile, embedding, matmul, norm, rope
+from dflashc.targets.cpu.kernels import gated as gated_kernels
 from dflashc.targets.cpu.traits import Traits
 
 VERIFY_ROWS = range(1, 17)
 """Rows of programs whose kernels are compiled for exactly that many."""
+
+_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 
 _CHUNK_BYTES = 32768
 """Weight bytes a thread claims at a time: some microseconds of work."""
@@ -92,8 +95,8 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         x, gate, up, act, _, result_form = op.operands(call)
         weight, form = c.weight(gate), op.scalar(result_form)
         rows = _kernel_rows(c.rows)
-        units = math.ceil(weight.rows / matmul.gated_unit_rows(form))
-        c.launch(_request(matmul.gated_matmul, weight.format, rows, op.scalar(act), form), weight.name, Units(units),
+        units = math.ceil(weight.rows / gated_kernels.gated_unit_rows(form))
+        c.launch(_request(gated_kernels.gated_matmul, weight.format, rows, _ACTIVATIONS[op.scalar(act)], form), weight.name, Units(units),
                  [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), *_rows_scalar(rows, c.rows),
                   weight.columns, weight.rows],
                  grain=grain(weight, units, c.rows, 2), bytes_read=2 * weight.bytes,
@@ -101,24 +104,27 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
 
     def gated(c: ProgramContext, var: Expr, call: Expr) -> None:
         y, act, form = op.operands(call)
-        c.launch(_request(matmul.gated, op.scalar(act), op.scalar(form)), "gated unit", Units(c.rows),
-                 [c.operand(y), *flatten(c.result(var)), int(op.shape(y)[1]) // 2])
+        columns = int(op.shape(y)[1]) // 2
+        units = c.rows * math.ceil(columns / gated_kernels.GATED_UNIT)
+        c.launch(_request(gated_kernels.gated, _ACTIVATIONS[op.scalar(act)], op.scalar(form)), "gated unit",
+                 Units(units), [c.operand(y), *flatten(c.result(var)), columns])
 
     def softcap(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, cap = op.operands(call)
-        c.launch(_request(matmul.softcap), "softcap", Units(c.rows),
-                 [c.operand(x), *flatten(c.result(var)), int(op.shape(x)[1]), float(op.scalar(cap))])
+        count = c.rows * int(op.shape(x)[1])
+        c.launch(_request(argmax.softcap), "softcap", Units(math.ceil(count / argmax.SOFTCAP_UNIT)),
+                 [c.operand(x), *flatten(c.result(var)), count, float(op.scalar(cap))], grain=4)
 
     def linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, w, _ = op.operands(call)
         weight = c.weight(w)
-        rows, units = _kernel_rows(c.rows), math.ceil(weight.rows / lanes)
+        rows, units = _kernel_rows(c.rows), math.ceil(weight.rows / argmax.ARGMAX_UNIT)
         best, index = c.temporary(units * c.rows * 4), c.temporary(units * c.rows * 4)
-        c.launch(_request(matmul.matmul_argmax, weight.format, rows), weight.name, Units(units),
+        c.launch(_request(argmax.matmul_argmax, weight.format, rows), weight.name, Units(units),
                  [*c.operands(x), c.operand(w), best, index, *_rows_scalar(rows, c.rows), weight.columns, weight.rows],
                  grain=grain(weight, units, c.rows), bytes_read=weight.bytes,
                  flops=2 * c.rows * weight.rows * weight.columns)
-        c.launch(_request(matmul.argmax_reduce), "arg-max", Units(c.rows),
+        c.launch(_request(argmax.argmax_reduce), "arg-max", Units(c.rows),
                  [best, index, *flatten(c.result(var)), units, c.rows])
 
     return {

@@ -188,7 +188,7 @@ def test_dump_writes_every_phase(tmp_path: Path) -> None:
 def test_interpreter_in_float32_stays_close(tmp_path: Path) -> None:
     built = Built(tiny("qwen3"), tmp_path)
     inputs = {name: weight.values for name, weight in built.weights.items()}
-    inputs["residual"] = np.random.default_rng(0).standard_normal((3, 32))
+    inputs["hidden"] = np.random.default_rng(0).standard_normal((3, 32))
     single, double = (evaluate(built.optimised()["logits"], inputs, dtype=d) for d in (np.float32, np.float64))
     assert (single.dtype, double.dtype) == (np.float32, np.float64)
     np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-5)
