@@ -71,8 +71,11 @@ def check_pair(target_gguf: GgufFile, target: ModelConfig, drafter_gguf: GgufFil
     check_order(target_gguf, drafter_gguf)
     config, assumed = resolve(drafter.config, target, overrides)
     _check_sizes(config, target)
-    warnings = [*drafter.warnings, *assumed, *_check_taps(config, target)]
+    _check_taps(config, target)
+    warnings = [*drafter.warnings, *assumed]
     warnings += [text for name, text in drafter.assumptions.items() if name not in overrides.given()]
+    if overrides.taps_offset is None:
+        warnings += _doubtful_numbering(config, target)
     vocabulary, mask_token, more = check_vocabulary(target_gguf, target.vocabulary, drafter_gguf, drafter)
     warnings += [*more, *_thinking(target_gguf)]
     if config.selector_top_k > vocabulary:
@@ -117,20 +120,28 @@ def _check_sizes(c: DrafterConfig, target: ModelConfig) -> None:
                         f"share the target's of {target.hidden}; use a drafter with its own tables")
 
 
-def _check_taps(c: DrafterConfig, target: ModelConfig) -> list[str]:
-    """Taps lie inside the target; a warning when the other numbering looks like the published one."""
-    p, last = c.provenance, target.layers - 1
-    told = f"the drafter's target layers are {list(p.stored_taps)} in the file and {list(c.taps)} counted from 0"
+def _check_taps(c: DrafterConfig, target: ModelConfig) -> None:
+    last, told = target.layers - 1, _told(c)
     if not 0 <= min(c.taps) <= max(c.taps) <= last:
         raise PairError(f"{told}, the target has layers 0 to {last}; use a drafter made for this target, or give "
                         "--taps-offset if the numbering is misread")
     if max(c.taps) == last:
         raise PairError(f"{told}, but the target's last layer, {last}, cannot be tapped (its output may be normed or "
                         "not); give --taps-offset if the numbering is misread")
-    other = [stored - 1 - p.taps_offset for stored in p.stored_taps]
+
+
+def _told(c: DrafterConfig) -> str:
+    return (f"the drafter's target layers are {list(c.provenance.stored_taps)} in the file and {list(c.taps)} counted "
+            "from 0")
+
+
+def _doubtful_numbering(c: DrafterConfig, target: ModelConfig) -> list[str]:
+    """A wrong offset shows in no shape, only in the acceptance; all published drafters read layers of one pattern."""
+    offset = -1 - c.provenance.taps_offset
+    other = [stored + offset for stored in c.provenance.stored_taps]
     if _as_published(other, target.layers) and not _as_published(c.taps, target.layers):
-        return [f"{told}; published drafters read {other} of a target of {target.layers} layers: if few proposals are "
-                f"accepted, give --taps-offset {-1 - p.taps_offset}"]
+        return [f"{_told(c)}; published drafters read {other} of a target of {target.layers} layers: if few proposals "
+                f"are accepted, give --taps-offset {offset}"]
     return []
 
 

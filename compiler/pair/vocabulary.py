@@ -81,13 +81,13 @@ def check_vocabulary(target_gguf: GgufFile, target_rows: int, drafter_gguf: Gguf
 def _check_rows(target_rows: int, ours: Vocabulary | None, theirs: Vocabulary | None, c: DrafterConfig,
                 drafter_gguf: GgufFile) -> int:
     """Rows in common, when all others are padding."""
-    sizes = {"tables": c.vocabulary, "tokenizer": len(theirs.tokens) if theirs else 0,
-             "vocab_size": drafter_gguf.get_int(f"{c.provenance.architecture}.vocab_size", default=0)}
+    sizes = {"tables have": c.vocabulary, "tokenizer has": len(theirs.tokens) if theirs else 0,
+             "vocab_size says": drafter_gguf.get_int(f"{c.provenance.architecture}.vocab_size", default=0)}
     used = ours.used if ours is not None else target_rows
     for what, rows in sizes.items():
         theirs_used = theirs.used if theirs is not None else rows - MAX_PADDING
         if rows and not (rows >= used and min(rows, theirs_used) <= target_rows):
-            raise PairError(f"the drafter's {what} has {rows} tokens, the target {target_rows}, of which {used} are "
+            raise PairError(f"the drafter's {what} {rows} tokens, the target {target_rows}, of which {used} are "
                             "used; use a drafter made for this target")
     return min(target_rows, c.vocabulary or target_rows)
 
