@@ -17,6 +17,7 @@ from dflashc.compiler.drafter.config import Drafter, DrafterConfig, Provenance
 from dflashc.compiler.drafter.dialects import Dialect
 from dflashc.compiler.drafter.tensors import Sizes
 from dflashc.compiler.gguf import GgufFile, GgufTensor
+from dflashc.compiler.gguf.cursor import shown
 from dflashc.compiler.models.config import (
     MAX_CONTEXT,
     MAX_DIMENSION,
@@ -89,7 +90,7 @@ def normalise(gguf: GgufFile) -> Drafter:
     architecture = gguf.get_str("general.architecture")
     reading = _Reading(gguf, architecture)
     if not dialects.is_drafter(architecture):
-        raise reading.fail(f"architecture {architecture!r} is no DFlash drafter; expected one of "
+        raise reading.fail(f"architecture {shown(architecture)} is no DFlash drafter; expected one of "
                            + ", ".join(dict.fromkeys(d.architecture for d in dialects.DIALECTS)))
     if architecture == dialects.D8.architecture:
         raise reading.fail(f"{dialects.D8.refused} is not supported; use a DFlash or DFlash2 drafter")
@@ -105,7 +106,7 @@ def _read(r: _Reading) -> Drafter:
     found, unused = tensors.collect(gguf, sizes.layers)
     tensors.check_shapes(found, sizes)
     if unused:
-        r.notes.append(f"tensors not used: {tensors.shown(unused)}")
+        r.notes.append(f"tensors not used: {tensors.few(unused)}")
     offset, stored, taps_rule = _taps(r)
     windows, has_pattern = _windows(r, sizes.layers)
     causal_sliding, causal_full, causality_rule = _causality(r, version, windows, has_pattern)
@@ -146,7 +147,7 @@ def _refuse_unsupported_keys(r: _Reading) -> None:
         scalar = metadata.fields[key].count is None
         harmless = (*entry.harmless, *([metadata[same_as]] if same_as in metadata else []))
         if not (scalar and metadata[key] in harmless):
-            value = f" is {metadata[key]!r}" if scalar else ""
+            value = f" is {shown(str(metadata[key]))}" if scalar else ""
             raise r.fail(f"key {key}{value}: {entry.feature} is not supported; use another drafter")
     sections = r.gguf.get_ints(f"{r.architecture}.rope.dimension_sections", default=[])
     if any(sections[1:]):
@@ -312,7 +313,7 @@ def _tables(r: _Reading, found: dict[str, GgufTensor], version: int) -> tuple[
 def _provenance(r: _Reading, version: int, found: dict[str, GgufTensor], stored: list[int], offset: int,
                 taps_rule: str, causality_rule: str, embedding_scale_rule: str) -> Provenance:
     dialect = _dialect(r, version, found)
-    name, revision = (r.gguf.get_str(f"general.{key}", default="") for key in ("name", "version"))
+    name, revision = (" ".join(r.gguf.get_str(f"general.{key}", default="").split()) for key in ("name", "version"))
     if not revision:
         r.notes.append("the file does not say which revision of the drafter it holds")
     return Provenance(dialect.id, dialect.producer, r.architecture, name, revision, tuple(stored), offset, taps_rule,

@@ -6,11 +6,12 @@ Owns which tensors each version of DFlash has. Knows nothing of metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflashc.compiler.drafter.dialects import TENSORS, UNSUPPORTED_TENSORS, tensor_aliases
 from dflashc.compiler.gguf import GgufFile, GgufTensor
+from dflashc.compiler.gguf.cursor import shown
 from dflashc.runtime.errors import PairError
 
 _GLOBAL = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
@@ -153,8 +154,7 @@ def _layer_shapes(s: Sizes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def shown(names: Iterable[str]) -> str:
-    """A few names, and how many more."""
-    listed = list(names)
-    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return ", ".join(listed[:_SHOWN]) + more
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(shown, names[:_SHOWN])) + more

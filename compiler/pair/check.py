@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dflashc.compiler.drafter import Drafter, DrafterConfig, is_drafter, normalise
 from dflashc.compiler.gguf import GgufFile, open_gguf
+from dflashc.compiler.gguf.cursor import shown
 from dflashc.compiler.models import read_model_config
 from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.pair.overrides import Overrides
@@ -45,7 +46,7 @@ def check_order(target_gguf: GgufFile, drafter_gguf: GgufFile) -> None:
     if target_is:
         raise PairError(f"{target} is a drafter and {drafter} is none; give them the other way round")
     if not drafter_is:
-        raise PairError(f"{drafter} is a model of architecture {drafter_gguf.get_str('general.architecture')!r}, "
+        raise PairError(f"{drafter} is a model of architecture {shown(drafter_gguf.get_str('general.architecture'))}, "
                         "not a DFlash drafter; give a DFlash drafter")
 
 
@@ -85,8 +86,9 @@ def check_pair(target_gguf: GgufFile, target: ModelConfig, drafter_gguf: GgufFil
         warnings.append(f"the drafter was trained for contexts of {config.context_length} tokens, the target for "
                         f"{target.context_length}; expect fewer accepted proposals beyond")
     return PairReport(
-        target_gguf.get_str("general.name", default=target_gguf.paths[0].stem), target.architecture, target.layers,
-        target.vocabulary, config, vocabulary, mask_token, overrides, drafter.notes, tuple(warnings))
+        " ".join(target_gguf.get_str("general.name", default=target_gguf.paths[0].stem).split()),
+        target.architecture, target.layers, target.vocabulary, config, vocabulary, mask_token, overrides,
+        drafter.notes, tuple(warnings))
 
 
 def resolve(c: DrafterConfig, target: ModelConfig, overrides: Overrides) -> tuple[DrafterConfig, list[str]]:

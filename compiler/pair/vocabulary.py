@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dflashc.compiler.drafter.config import Drafter, DrafterConfig
 from dflashc.compiler.gguf import GgufFile
+from dflashc.compiler.gguf.cursor import shown
 from dflashc.runtime.errors import PairError
 from dflashc.runtime.tokenizer import TokenType
 
@@ -103,7 +104,7 @@ def _check_mask(c: DrafterConfig, target_rows: int, ours: Vocabulary | None, tar
         if target_gguf.get_int(f"tokenizer.ggml.{name}_token_id", default=None) == c.mask_id:
             return [f"the mask token {c.mask_id} is the target's {name} token; was the drafter converted rightly?"]
     if ours.types and ours.type_of(c.mask_id) in (TokenType.NORMAL, TokenType.BYTE):
-        return [f"the mask token {c.mask_id} is the ordinary token {ours.tokens[c.mask_id]!r} of the target; "
+        return [f"the mask token {c.mask_id} is the ordinary token {shown(ours.tokens[c.mask_id])} of the target; "
                 "was the drafter converted rightly?"]
     return []
 
@@ -121,7 +122,7 @@ def _check_map(drafter: Drafter, target_rows: int) -> None:
 
 def _check_texts(ours: Vocabulary, theirs: Vocabulary, mask: int) -> None:
     if ours.model != theirs.model:
-        raise PairError(f"the drafter's tokenizer is {theirs.model!r}, the target's {ours.model!r}; "
+        raise PairError(f"the drafter's tokenizer is {shown(theirs.model)}, the target's {shown(ours.model)}; "
                         "use a drafter made for this target")
     common = min(len(ours.tokens), len(theirs.tokens))
     if ours.tokens[_SPECIAL:common] == theirs.tokens[_SPECIAL:common]:
@@ -133,8 +134,9 @@ def _check_texts(ours: Vocabulary, theirs: Vocabulary, mask: int) -> None:
     ]
     if unlike:
         first = unlike[0]
-        raise PairError(f"token {first} is {theirs.tokens[first]!r} to the drafter and {ours.tokens[first]!r} to the "
-                        f"target, as are {len(unlike) - 1} more unlike; use a drafter made for this target")
+        a, b = shown(theirs.tokens[first]), shown(ours.tokens[first])
+        raise PairError(f"token {first} is {a} to the drafter and {b} to the target, and {len(unlike) - 1} more differ; "
+                        "use a drafter made for this target")
 
 
 def _differing_settings(ours: Vocabulary, theirs: Vocabulary, target_gguf: GgufFile,

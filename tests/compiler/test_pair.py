@@ -200,7 +200,7 @@ def test_a_drafter_without_tokenizer_is_accepted(tmp_path: Path) -> None:
 
 def test_other_tokens(tmp_path: Path) -> None:
     message = refusal(tmp_path, target(), vocabulary(tokens(_20="x y", _30="z"), TYPES))
-    assert f"token 20 is 'x y' to the drafter and {TOKENS[20]!r} to the target, as are 1 more unlike" in message
+    assert f"token 20 is 'x y' to the drafter and {TOKENS[20]!r} to the target, and 1 more differ" in message
 
 
 def test_tokens_that_may_differ(tmp_path: Path) -> None:
