@@ -297,6 +297,8 @@ def _tables(r: _Reading, found: dict[str, GgufTensor], version: int) -> tuple[
             raise r.fail("a reduced vocabulary (d2t) "
                          + ("in a DFlash2 drafter is not supported" if own_head else "needs the drafter's own head, "
                             "but tensor output.weight is not found") + "; use another drafter")
+        if found["d2t"].type_name not in ("I32", "I64"):
+            raise r.fail(f"d2t is {found['d2t'].type_name}; expected token ids, I32 or I64")
         draft_vocabulary = found["output.weight"].shape[0]
         if found["d2t"].shape != (draft_vocabulary,):
             raise r.fail(f"d2t has {found['d2t'].shape[0]} entries, output.weight {draft_vocabulary} rows; "

@@ -135,8 +135,8 @@ def _check_texts(ours: Vocabulary, theirs: Vocabulary, mask: int) -> None:
     if unlike:
         first = unlike[0]
         a, b = shown(theirs.tokens[first]), shown(ours.tokens[first])
-        raise PairError(f"token {first} is {a} to the drafter and {b} to the target, and {len(unlike) - 1} more differ; "
-                        "use a drafter made for this target")
+        raise PairError(f"token {first} is {a} to the drafter and {b} to the target, and {len(unlike) - 1} more "
+                        "differ; use a drafter made for this target")
 
 
 def _differing_settings(ours: Vocabulary, theirs: Vocabulary, target_gguf: GgufFile,

@@ -119,6 +119,8 @@ def test_reduced_vocabulary(tmp_path: Path) -> None:
     assert "needs the drafter's own head" in refusal(drafter().with_tensors({"d2t": np.arange(40)}), tmp_path)
     assert "d2t has 39 entries, output.weight 40 rows" in refusal(
         drafter().with_tensors({**reduced, "d2t": np.arange(39)}), tmp_path)
+    assert "d2t is F32; expected token ids" in refusal(
+        drafter().with_tensors({**reduced, "d2t": np.arange(40.0)}), tmp_path)
     assert "in a DFlash2 drafter is not supported" in refusal(drafter(2).with_tensors(reduced), tmp_path)
 
 
