@@ -13,7 +13,17 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import (
-    Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, maximum, reduce_pairs, store,
+    Expr,
+    Kernel,
+    KernelBuilder,
+    bind,
+    cast,
+    const,
+    i64,
+    load,
+    maximum,
+    reduce_pairs,
+    store,
 )
 from dflashc.targets.cpu.kernels.vector_math import absolute, round_to_int, select
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic

@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, local, store
 from dflashc.targets.cpu.kernels.activation import declare_form
 from dflashc.targets.cpu.kernels.row_groups import row_group_products
-from dflashc.targets.cpu.kernels.tiles import row_tiles, rows_name
+from dflashc.targets.cpu.kernels.tiles import row_chunks, row_tiles, rows_name
 from dflashc.targets.cpu.kernels.vector_math import select, tanh
 from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
@@ -26,37 +26,46 @@ _LOWEST = float("-inf")
 _INT32_MAX = (1 << 31) - 1
 
 
-def matmul_argmax(traits: Traits, format_name: str, rows: int) -> Kernel:
+def matmul_argmax(traits: Traits, format_name: str, rows: int | None) -> Kernel:
     """The best of x[m] . w[r] over each 256 weight rows. Unit = 256 weight rows.
 
+    Parameters
+    ----------
+    rows : int or None
+        Activation rows M, at most 16; None for a runtime number, a multiple of 16.
+
+    Notes
+    -----
     Arguments: the activation's buffers, weight uint8, value float32 (units, M), index int32 (units, M); then the
-    scalars columns (K), weight_rows.
+    scalars [rows,] columns (K), weight_rows.
     """
     layout = PACKED_FORMATS[format_name]
     lanes = traits.lanes
-    k = KernelBuilder(f"matmul_{format_name}_{rows_name(rows)}_argmax", traits)
+    k = KernelBuilder(f"matmul_argmax_{format_name}_{rows_name(rows)}", traits)
     with k.build():
         activations = declare_form(k, layout.form, "input")
         weight = k.buffer("weight", "uint8")
         value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
+        count = k.scalar("rows") if rows is None else i64(rows)
         columns, weight_rows = k.scalar("columns"), k.scalar("weight_rows")
-        with k.units() as unit:
+        with k.units() as unit, row_chunks(count if rows is None else rows) as (first_row, size):
             first = bind(unit * i64(ARGMAX_UNIT))
-            best, where = local(rows * lanes, "float32"), local(rows * lanes, "int32")
-            with T.serial(i64(0), i64(rows)) as m:
+            best, where = local(size * lanes, "float32"), local(size * lanes, "int32")
+            with T.serial(i64(0), i64(size)) as m:
                 store(best, m * i64(lanes), const(_LOWEST, traits.f32), lanes)
                 store(where, m * i64(lanes), _lane_indices(traits, first), lanes)
             left = tirx.min(weight_rows - first, i64(ARGMAX_UNIT))
             with T.serial(i64(0), tirx.floordiv(left + i64(lanes - 1), i64(lanes))) as g, \
-                    row_tiles(traits, i64(0), rows) as tile:
+                    row_tiles(traits, first_row, size) as tile:
                 group = bind(unit * i64(ARGMAX_UNIT // lanes) + g)
                 products = row_group_products(traits, layout, weight, group, activations, tile, columns)
                 indices = bind(_lane_indices(traits, bind(group * i64(lanes))))
-                exists = bind(indices < broadcast(cast("int32", weight_rows), lanes))
+                exists = indices < broadcast(cast("int32", weight_rows), lanes)
                 for row, product in zip(tile.rows, products, strict=True):
-                    _keep_better(traits, best, where, bind(row * i64(lanes)), product, indices, exists)
-            with T.serial(i64(0), i64(rows)) as m:
-                _reduce_lanes(traits, best, where, bind(m * i64(lanes)), value, index, bind(unit * i64(rows) + m))
+                    _keep_better(traits, best, where, bind((row - first_row) * i64(lanes)), product, indices, exists)
+            with T.serial(i64(0), i64(size)) as m:
+                _reduce_lanes(traits, best, where, bind(m * i64(lanes)), value, index,
+                              bind(unit * count + first_row + m))
     return k.kernel
 
 
@@ -71,7 +80,7 @@ def _keep_better(traits: Traits, best: Expr, where: Expr, slot: Expr, product: E
     lanes = traits.lanes
     candidate = bind(select(exists, product, const(_LOWEST, traits.f32)))
     before = bind(load(best, slot, lanes))
-    better = bind(candidate > before)
+    better = candidate > before  # a bound vector of bools would fail in TVM's analyser
     store(best, slot, select(better, candidate, before), lanes)
     store(where, slot, select(better, indices, load(where, slot, lanes)), lanes)
 
@@ -86,43 +95,44 @@ def _reduce_lanes(traits: Traits, best: Expr, where: Expr, slot: Expr, value: Ex
     store(index, target, intrinsic("int32", "llvm.vector.reduce.smin", candidates))
 
 
-def argmax_reduce(traits: Traits, rows: int) -> Kernel:
+def argmax_reduce(traits: Traits) -> Kernel:
     """The best of the partial results of `matmul_argmax`. Unit = one row.
 
-    Arguments: value float32 (count, M), index int32 (count, M), ids int32 (M); then the scalar count.
+    Arguments: value float32 (count, M), index int32 (count, M), ids int32 (M); then the scalars count, rows (M).
     """
-    k = KernelBuilder(f"argmax_{rows_name(rows)}", traits)
+    k = KernelBuilder("argmax_reduce", traits)
     with k.build():
         value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
         ids = k.buffer("ids", "int32")
-        count = k.scalar("count")
+        count, rows = k.scalar("count"), k.scalar("rows")
         with k.units() as m:
             best, where = local(1, "float32"), local(1, "int32")
             store(best, 0, load(value, m))
             store(where, 0, load(index, m))
             with T.serial(i64(1), count) as unit:
-                candidate = bind(load(value, unit * i64(rows) + m))
+                entry = bind(unit * rows + m)
+                candidate = bind(load(value, entry))
                 better = bind(candidate > load(best, 0))
                 store(best, 0, select(better, candidate, load(best, 0)))
-                store(where, 0, select(better, load(index, unit * i64(rows) + m), load(where, 0)))
+                store(where, 0, select(better, load(index, entry), load(where, 0)))
             store(ids, m, load(where, 0))
     return k.kernel
 
 
 def softcap(traits: Traits) -> Kernel:
-    """x = cap * tanh(x / cap), in place. Unit = 1024 values: ceil(count / 1024) units.
+    """y = cap * tanh(x / cap). Unit = 1024 values: ceil(count / 1024) units.
 
-    Arguments: values float32; then the scalars cap (f32), count.
+    Arguments: input float32, output float32; then the scalars count, cap (f32).
     """
     k = KernelBuilder("softcap", traits)
     lanes = traits.lanes
     with k.build():
-        values = k.buffer("values", "float32")
-        cap, count = k.scalar("cap", "f32"), k.scalar("count")
+        source, output = k.buffer("input", "float32"), k.buffer("output", "float32")
+        count, cap = k.scalar("count"), k.scalar("cap", "f32")
 
         def cap_at(offset: Expr, width: int) -> None:
             limit = cap if width == 1 else broadcast(cap, width)
-            store(values, offset, limit * tanh(traits, bind(load(values, offset, width) / limit)), width)
+            store(output, offset, limit * tanh(traits, bind(load(source, offset, width) / limit)), width)
 
         with k.units() as unit:
             first = bind(unit * i64(SOFTCAP_UNIT))

@@ -14,7 +14,8 @@ QUADS = BLOCK // QUAD
 """Quads of a block."""
 
 
-def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr, rows: int | None = None) -> Iterator[Expr]:
+def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr,
+                rows: int | None = None) -> Iterator[Expr]:
     """Emit loads and unpacking of one block; yields its 8 quads in order, as uint8 vectors (4 * rows).
 
     Parameters

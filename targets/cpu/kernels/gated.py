@@ -21,17 +21,17 @@ from dflashc.targets.cpu.traits import Traits
 ACTIVATIONS: dict[str, Callable[[Traits, Expr], Expr]] = {"silu": silu, "gelu": gelu}
 """Functions of the gate; "gelu" is the tanh form."""
 
-GLU_UNIT = 256
-"""Columns of a unit of `glu`."""
+GATED_UNIT = 256
+"""Columns of a unit of `gated`."""
 
 
-def unit_outputs(form: str) -> int:
-    """Outputs of a unit of `matmul_glu`: whole groups of the form, and whole row groups."""
+def gated_unit_rows(form: str) -> int:
+    """Outputs of a unit of `gated_matmul`: whole groups of the form, and whole row groups."""
     return max(32, FORMS[form].group)
 
 
-def matmul_glu(traits: Traits, format_name: str, rows: int | None, activation: str, form: str) -> Kernel:
-    """h[m, r] = f(x[m] . gate[r]) * (x[m] . up[r]), stored in `form`. Unit = `unit_outputs(form)` outputs.
+def gated_matmul(traits: Traits, format_name: str, rows: int | None, activation: str, form: str) -> Kernel:
+    """h[m, r] = f(x[m] . gate[r]) * (x[m] . up[r]), stored in `form`. Unit = `gated_unit_rows(form)` outputs.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def matmul_glu(traits: Traits, format_name: str, rows: int | None, activation: s
     activation : str
         "silu" or "gelu".
     form : str
-        Form of h. The weights' rows must be a multiple of `unit_outputs(form)`.
+        Form of h. The weights' rows must be a multiple of `gated_unit_rows(form)`.
 
     Notes
     -----
@@ -48,9 +48,9 @@ def matmul_glu(traits: Traits, format_name: str, rows: int | None, activation: s
     columns (K), weight_rows (of each weight).
     """
     layout = PACKED_FORMATS[format_name]
-    outputs = unit_outputs(form)
+    outputs = gated_unit_rows(form)
     groups = outputs // traits.lanes
-    k = KernelBuilder(f"matmul_{format_name}_{rows_name(rows)}_{activation}_{form}", traits)
+    k = KernelBuilder(f"gated_matmul_{format_name}_{rows_name(rows)}_{activation}_{form}", traits)
     with k.build():
         activations = declare_form(k, layout.form, "input")
         gate, up = k.buffer("gate", "uint8"), k.buffer("up", "uint8")
@@ -72,27 +72,28 @@ def matmul_glu(traits: Traits, format_name: str, rows: int | None, activation: s
     return k.kernel
 
 
-def glu(traits: Traits, activation: str, form: str) -> Kernel:
+def gated(traits: Traits, activation: str, form: str) -> Kernel:
     """h = f(gate) * up, stored in `form`. Unit = up to 256 columns of a row: M * ceil(columns / 256) units.
 
-    Arguments: gate and up float32 (read-only, may lie in one buffer), the buffers of h; then the scalars columns (a
-    multiple of 32 and of the form's group), leading (floats from one row of gate, and of up, to the next).
+    Arguments: gate_up float32 (M, 2 * columns), a row's gates before its ups; the buffers of h; then the scalar
+    columns, a multiple of 32 and of the form's group.
     """
-    k = KernelBuilder(f"glu_{activation}_{form}", traits)
+    k = KernelBuilder(f"gated_{activation}_{form}", traits)
     with k.build():
-        gate, up = k.buffer("gate", "float32"), k.buffer("up", "float32")
+        gate_up = k.buffer("gate_up", "float32")
         hidden = declare_form(k, form, "output")
-        columns, leading = k.scalar("columns"), k.scalar("leading")
-        parts = bind(tirx.floordiv(columns + i64(GLU_UNIT - 1), i64(GLU_UNIT)))
+        columns = k.scalar("columns")
+        parts = bind(tirx.floordiv(columns + i64(GATED_UNIT - 1), i64(GATED_UNIT)))
         with k.units() as unit:
             row = bind(tirx.floordiv(unit, parts))
-            first = bind((unit - row * parts) * i64(GLU_UNIT))
-            count = bind(tirx.min(columns - first, i64(GLU_UNIT)))
-            values = local(GLU_UNIT, "float32")
+            first = bind((unit - row * parts) * i64(GATED_UNIT))
+            count = bind(tirx.min(columns - first, i64(GATED_UNIT)))
+            gate_start = bind(row * i64(2) * columns + first)
+            values = local(GATED_UNIT, "float32")
             with T.serial(i64(0), tirx.floordiv(count, i64(traits.lanes))) as step:
                 offset = bind(step * i64(traits.lanes))
-                source = bind(row * leading + first + offset)
-                value = ACTIVATIONS[activation](traits, bind(load(gate, source, traits.lanes)))
-                store(values, offset, value * load(up, source, traits.lanes), traits.lanes)
+                gate = bind(load(gate_up, gate_start + offset, traits.lanes))
+                up = load(gate_up, gate_start + columns + offset, traits.lanes)
+                store(values, offset, ACTIVATIONS[activation](traits, gate) * up, traits.lanes)
             emit_quantise(traits, form, values, 0, count, hidden, row * columns + first)
     return k.kernel

@@ -174,9 +174,9 @@ def _block_scales(traits: Traits, layout: PackedFormat, weight: Expr, start: Exp
     if layout.minimum:
         both = bind(reinterpret(word, cast(pair, raw)))
         if layout.name == "q2_k":
-            nibble = const(15, word)
+            scales = [bind(part & const(15, word)) for part in (both, tirx.shift_right(both, sixteen))]
             minima = tirx.shift_right(both, const(4, word)) & const(0x000F000F, word)
-            return [bind(both & nibble), bind(tirx.shift_right(both, sixteen) & nibble)], bind(reinterpret(pair, minima))
+            return scales, bind(reinterpret(pair, minima))
         minima = both & const(-65536, word) | tirx.shift_right(both, sixteen)
         return [bind(both & const(0xFFFF, word))], bind(reinterpret(pair, minima))
     signed = bind(cast(pair, reinterpret(f"int8x{2 * lanes}", raw)))

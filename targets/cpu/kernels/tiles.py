@@ -34,7 +34,7 @@ class Tile:
 
 def rows_name(rows: int | None) -> str:
     """The part of a kernel's name that tells its rows; None stands for a runtime number."""
-    return "rows" if rows is None else f"m{rows}"
+    return "rows" if rows is None else str(rows)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from dflashc.targets.cpu.builder import Expr, bind, cast, const, reinterpret
+from dflashc.targets.cpu.builder import Expr, bind, cast, const, load, local, reinterpret, store
 from dflashc.targets.cpu.traits import Traits, intrinsic
 
 ROUND_MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
@@ -23,6 +23,17 @@ def _with_base(dtype: str, base: str) -> str:
     """`dtype` with another element type: ("float32x8", "int32") -> "int32x8"."""
     _, _, lanes = dtype.partition("x")
     return f"{base}x{lanes}" if lanes else base
+
+
+def settle(value: Expr) -> Expr:
+    """Name a value like `bind`, but hide how it was made: TVM's passes look through the bound values of an expression
+    at every use, which takes time exponential in the length of a formula. LLVM removes the detour through memory.
+    """
+    base, _, width = dtype_of(value).partition("x")
+    lanes = int(width or 1)
+    slot = local(lanes, base)
+    store(slot, 0, value, lanes)
+    return bind(load(slot, 0, lanes))
 
 
 def select(condition: Expr, a: Expr, b: Expr) -> Expr:
@@ -58,12 +69,12 @@ def exp(traits: Traits, x: Expr) -> Expr:
     dtype = dtype_of(x)
     integer = _with_base(dtype, "int32")
     x = bind(select(x < const(-104.0, dtype), const(-104.0, dtype), x))  # a select keeps NaN, maxnum would not
-    x = bind(select(x > const(89.0, dtype), const(89.0, dtype), x))
+    x = settle(select(x > const(89.0, dtype), const(89.0, dtype), x))
     shifted = traits.fma(x, const(1.4426950408889634, dtype), const(ROUND_MAGIC, dtype))
-    whole = bind(reinterpret(integer, shifted) - const(ROUND_MAGIC_BITS, integer))
+    whole = settle(reinterpret(integer, shifted) - const(ROUND_MAGIC_BITS, integer))
     n = bind(cast(dtype, whole))
     f = bind(traits.fma(n, const(-0.693359375, dtype), x))
-    f = bind(traits.fma(n, const(2.12194440e-4, dtype), f))
+    f = settle(traits.fma(n, const(2.12194440e-4, dtype), f))
     p = _polynomial(traits, f, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
                                 5.0000001201e-1))
     p = bind(traits.fma(p, bind(f * f), f) + const(1.0, dtype))
@@ -72,7 +83,7 @@ def exp(traits: Traits, x: Expr) -> Expr:
     def power(exponent: Expr) -> Expr:
         return reinterpret(dtype, tirx.shift_left(exponent + const(127, integer), const(23, integer)))
 
-    return bind(p * power(half) * power(whole - half))
+    return settle(p * power(half) * power(whole - half))
 
 
 def sigmoid_times(traits: Traits, factor: Expr, x: Expr) -> Expr:
@@ -90,7 +101,7 @@ def gelu(traits: Traits, x: Expr) -> Expr:
     """The tanh form of GELU: 0.5 x (1 + tanh(y)) = x sigmoid(2 y), y = sqrt(2/pi) (x + 0.044715 x**3)."""
     dtype = dtype_of(x)
     cubic = bind(traits.fma(bind(x * x), const(0.044715, dtype), const(1.0, dtype)))
-    return sigmoid_times(traits, x, bind(x * const(2 * 0.7978845608028654, dtype) * cubic))
+    return sigmoid_times(traits, x, settle(x * const(2 * 0.7978845608028654, dtype) * cubic))
 
 
 def tanh(traits: Traits, x: Expr) -> Expr:
