@@ -20,6 +20,8 @@ BLOCK = 32
 """Codes of a block of the quant plane."""
 QUAD = 4
 """Consecutive codes of one row that share a 32-bit lane."""
+QUADS = BLOCK // QUAD
+"""Quads of a block."""
 _CHUNK_CODES = 1 << 19  # codes that are repacked at once, so that temporaries stay in the cache
 
 
@@ -173,31 +175,25 @@ def _place(layout: PackedFormat, parts: Parts, out: np.ndarray, rows: int, colum
         _interleave(parts.codes.reshape(rows, columns), out[:, :quant_bytes], lanes)
         return
     blocks = columns // BLOCK
-    codes = parts.codes.reshape(rows, blocks, BLOCK)
+    quads = np.ascontiguousarray(parts.codes).view(np.uint32).reshape(rows, blocks, QUADS)
     plane = out[:, :quant_bytes].view(np.uint32).reshape(-1, blocks, layout.bits, lanes)
     unit, shift = 0, 0
     for width in layout.planes:
-        quads = _plane(codes, width, shift).view(np.uint32).reshape(-1, lanes, blocks, width)
-        plane[:, :, unit : unit + width] = quads.transpose(0, 2, 3, 1)
+        words = _plane(quads, width, shift).reshape(-1, lanes, blocks, width)
+        plane[:, :, unit : unit + width] = words.transpose(0, 2, 3, 1)
         unit, shift = unit + width, shift + width
     _place_header(layout, parts.header, out[:, quant_bytes:], rows, columns, lanes)
 
 
-def _plane(codes: np.ndarray, width: int, shift: int) -> np.ndarray:
-    """Bits [shift, shift + width) of codes (R, blocks, 32) as bytes (R, blocks, 4 * width).
-
-    With n = 8 / width codes to a byte, byte i of quad j holds the codes of quads n' + j, as follows: width 4 pairs quad
-    j with quad j + 4; width 2 takes quads 4 j to 4 j + 3; width 1 all 8 quads.
-    """
+def _plane(quads: np.ndarray, width: int, shift: int) -> np.ndarray:
+    """Bits [shift, shift + width) of the codes in `quads` uint32 (R, blocks, 8), as words (R, blocks, width)."""
     if width == 8:
-        return np.ascontiguousarray(codes)
-    if width == 4:
-        return codes[..., :16] & 15 | codes[..., 16:] << 4
-    bits = codes >> shift & (1 << width) - 1
-    if width == 1:
-        return np.packbits(bits.reshape(*codes.shape[:2], 8, QUAD), axis=2, bitorder="little")
-    quads = bits.reshape(*codes.shape[:2], 2, 4, QUAD)
-    return quads[..., 0, :] | quads[..., 1, :] << 2 | quads[..., 2, :] << 4 | quads[..., 3, :] << 6
+        return quads
+    mask = np.uint32(((1 << width) - 1) * 0x01010101)
+    plane = np.zeros((*quads.shape[:2], width), np.uint32)
+    for quad in range(QUADS):
+        plane[..., plane_unit(width, quad)] |= (quads[..., quad] >> shift & mask) << plane_shift(width, quad)
+    return plane
 
 
 def _place_header(layout: PackedFormat, fields: tuple[np.ndarray, ...], out: np.ndarray, rows: int, columns: int,
@@ -213,6 +209,16 @@ def _place_header(layout: PackedFormat, fields: tuple[np.ndarray, ...], out: np.
         target[...] = np.ascontiguousarray(
             words.reshape(-1, lanes, groups, words.shape[2]).transpose(0, 2, 3, 1)).view(np.uint8).reshape(target.shape)
         offset += size
+
+
+def plane_unit(width: int, quad: int) -> int:
+    """Which 4 bytes of a block's plane of `width` bits hold the bits of `quad`."""
+    return {8: quad, 4: quad % 4, 2: quad // 4, 1: 0}[width]
+
+
+def plane_shift(width: int, quad: int) -> int:
+    """The lowest bit of `quad`'s bits in each of these bytes."""
+    return {8: 0, 4: quad // 4 * 4, 2: quad % 4 * 2, 1: quad}[width]
 
 
 def _interleave(values: np.ndarray, out: np.ndarray, lanes: int) -> None:

@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from tvm import tirx
 
 from dflashc.targets.cpu.builder import Expr, bind, const, i64, load, reinterpret
-from dflashc.targets.cpu.packing import BLOCK, QUAD, PackedFormat
+from dflashc.targets.cpu.packing import QUADS, PackedFormat, plane_shift, plane_unit
 from dflashc.targets.cpu.traits import Traits
-
-QUADS = BLOCK // QUAD
-"""Quads of a block."""
 
 
 def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr,
@@ -44,16 +41,6 @@ def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr,
         for part in parts[1:]:
             value = value | part
         yield bind(reinterpret(f"uint8x{4 * lanes}", value))
-
-
-def plane_unit(width: int, quad: int) -> int:
-    """Which 4 bytes of a plane of `width` bits hold `quad`'s bits; see `packing`."""
-    return {8: quad, 4: quad % 4, 2: quad // 4, 1: 0}[width]
-
-
-def plane_shift(width: int, quad: int) -> int:
-    """The lowest bit of `quad`'s bits in each of these bytes."""
-    return {8: 0, 4: quad // 4 * 4, 2: quad % 4 * 2, 1: quad}[width]
 
 
 def _bits(vector: Expr, words: str, width: int, position: int, target: int) -> Expr:

@@ -9,10 +9,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, reinterpret, store
-from dflashc.targets.cpu.kernels.codes import QUADS, block_quads
+from dflashc.targets.cpu.kernels.codes import block_quads
 from dflashc.targets.cpu.kernels.row_groups import group_stride
 from dflashc.targets.cpu.kernels.vector_math import half_to_float
-from dflashc.targets.cpu.packing import BLOCK, PACKED_FORMATS, QUAD, PackedFormat
+from dflashc.targets.cpu.packing import BLOCK, PACKED_FORMATS, QUAD, QUADS, PackedFormat
 from dflashc.targets.cpu.traits import Traits, broadcast
 
 

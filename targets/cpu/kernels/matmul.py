@@ -1,6 +1,7 @@
 """Matmuls of packed weights whose results are stored as float32.
 
-A unit is one row group, so every thread streams through the weights in the order in which they lie. Knows the formats
+A unit is one row group, so a thread streams through the weights in the order in which they lie. Each unit prefetches
+the next: threads should claim 16 or more at a time, since the first unit of a claim waits for memory. Knows the formats
 only through `row_groups`.
 """
 

@@ -12,11 +12,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import Expr, bind, cast, const, i64, load, local, reinterpret, store
-from dflashc.targets.cpu.kernels.codes import QUADS, block_quads
+from dflashc.targets.cpu.kernels.codes import block_quads
 from dflashc.targets.cpu.kernels.dot import add_pair_products, block_dots
 from dflashc.targets.cpu.kernels.tiles import Prefetch, Tile
 from dflashc.targets.cpu.kernels.vector_math import half_to_float
-from dflashc.targets.cpu.packing import ALIGNMENT, BLOCK, PackedFormat
+from dflashc.targets.cpu.packing import ALIGNMENT, BLOCK, QUADS, PackedFormat
 from dflashc.targets.cpu.traits import Traits, broadcast
 
 _SUMS = 16  # elements per sum in the form q8_256

@@ -25,7 +25,7 @@ def random_blocks(type_name: str, rows: int, columns: int, rng: np.random.Genera
     if byte is not None:
         blocks[:] = byte
     for offset in _SCALE_OFFSETS[type_name]:
-        scales = rng.uniform(-0.01, 0.01, blocks.shape[:2] + (1,)).astype(np.float16)
+        scales = rng.uniform(-0.01, 0.01, (*blocks.shape[:2], 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)
     if type_name == "MXFP4":
         blocks[..., 0] = rng.integers(110, 125, blocks.shape[:2])

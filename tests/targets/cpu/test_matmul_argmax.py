@@ -25,7 +25,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Library(request.param, requests, tmp_path_factory.mktemp("argmax"))
 
 
-def best(library: Library, type_name: str, blocks: np.ndarray, inputs: list[np.ndarray], rows: int | None) -> np.ndarray:
+def best(library: Library, type_name: str, blocks: np.ndarray, inputs: list[np.ndarray],
+         rows: int | None) -> np.ndarray:
     """Token ids of the first `rows` activation rows."""
     packed = pack_rows(type_name, blocks, COLUMNS, library.traits.lanes)
     count = len(inputs[0]) if rows is None else rows
