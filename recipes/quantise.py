@@ -1,7 +1,7 @@
 """Rows of weights in the block formats of GGUF: given values, or random ones.
 
-Random rows of the K-quants are made directly as blocks (random codes, fitting scales), which needs no quantiser and
-runs at the speed of the random generator; other formats round real normal numbers. Knows nothing of models or files.
+Random rows of most formats are made directly as blocks (random codes, fitting scales), which needs no quantiser and
+runs at the speed of the random generator; the others round real normal numbers. Knows nothing of models or files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CHUNK_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class _RandomBlocks:
-    """Where a K-quant keeps what must fit together; everything else in a block is random bits.
+    """Where a format keeps what must fit together; everything else in a block is random bits.
 
     Attributes
     ----------
     scale
-        Byte at which the block's f16 scale lies.
+        Byte at which the block's scale lies, an f16 unless `exponent`.
     unit
         Standard deviation of a value when the block's scale is 1 and all codes are uniform.
     minimum, centre
@@ -34,6 +34,10 @@ class _RandomBlocks:
         scale * s * code - minimum * m: with m = s and minimum = centre * scale the values are centred.
     sub_scales
         First and end byte of the sub-block scales s and minima m.
+    either_sign
+        Half of the scales are negative, since the codes' mean is not 0 and nothing else makes up for it.
+    exponent
+        The scale is a power of two, stored as one byte: its exponent + 128.
     """
 
     scale: int
@@ -41,6 +45,8 @@ class _RandomBlocks:
     minimum: int | None = None
     centre: float = 0.0
     sub_scales: tuple[int, int] = (0, 0)
+    either_sign: bool = False
+    exponent: bool = False
 
 
 def _uniform_square(low: int, high: int) -> float:
@@ -53,12 +59,18 @@ def _unit(scale_square: float, codes: int) -> float:
 
 
 _SIGNED_6_BIT = _uniform_square(-32, 31)
+_IQ4_SQUARE, _MXFP4_SQUARE = (
+    float(np.mean(np.array(table, np.float64) ** 2)) for table in (gguf.quants.IQ4_NL.kvalues, gguf.quants.MXFP4.kvalues)
+)
 _RANDOM_BLOCKS = {
     "Q2_K": _RandomBlocks(80, _unit(_uniform_square(0, 15), 4), 82, 1.5, (0, 16)),
     "Q3_K": _RandomBlocks(108, float(np.sqrt(_SIGNED_6_BIT * _uniform_square(-4, 3)))),
     "Q4_K": _RandomBlocks(0, _unit(_uniform_square(0, 63), 16), 2, 7.5, (4, 16)),
     "Q5_K": _RandomBlocks(0, _unit(_uniform_square(0, 63), 32), 2, 15.5, (4, 16)),
     "Q6_K": _RandomBlocks(208, float(np.sqrt(_uniform_square(-128, 127) * _SIGNED_6_BIT))),
+    "IQ4_NL": _RandomBlocks(0, float(np.sqrt(_IQ4_SQUARE)), either_sign=True),
+    "IQ4_XS": _RandomBlocks(0, float(np.sqrt(_SIGNED_6_BIT * _IQ4_SQUARE))),
+    "MXFP4": _RandomBlocks(0, float(np.sqrt(_MXFP4_SQUARE)), exponent=True),
 }
 
 FORMATS = (*ENCODABLE, *reversed(_RANDOM_BLOCKS))
@@ -112,14 +124,28 @@ def random_rows(
 def _random_blocks(generator: np.random.Generator, nbytes: int, block_format: str, deviation: float) -> np.ndarray:
     layout = _RANDOM_BLOCKS[block_format]
     block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[block_format]][1]
+    if deviation == 0:
+        return np.zeros((nbytes // block_bytes, block_bytes), np.uint8)
     blocks = np.frombuffer(generator.bytes(nbytes), np.uint8).reshape(-1, block_bytes).copy()
+    if layout.exponent:
+        blocks[:, layout.scale] = _exponents(generator, len(blocks), deviation / layout.unit)
+        return blocks
     # Scales differ by block; 13/12 is the mean square of a uniform number in 0.5..1.5.
     scale = generator.uniform(0.5, 1.5, (len(blocks), 1)) * deviation / layout.unit / np.sqrt(13 / 12)
+    if layout.either_sign:
+        scale *= generator.choice([-1, 1], scale.shape)
     blocks[:, layout.scale : layout.scale + 2] = scale.astype("<f2").view(np.uint8)
     if layout.minimum is not None:
         blocks[:, layout.minimum : layout.minimum + 2] = (scale * layout.centre).astype("<f2").view(np.uint8)
         _equal_minima(blocks[:, slice(*layout.sub_scales)])
     return blocks
+
+
+def _exponents(generator: np.random.Generator, count: int, scale: float) -> np.ndarray:
+    """Bytes e for scales 2**(e - 128), of two neighbouring powers with `scale` > 0 as their root mean square."""
+    lower = np.floor(np.log2(scale))
+    share = ((scale / 2**lower) ** 2 - 1) / 3
+    return (lower + 128 + (generator.random(count) < share)).astype(np.uint8)
 
 
 def _equal_minima(packed: np.ndarray) -> None:
