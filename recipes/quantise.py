@@ -60,7 +60,7 @@ def _unit(scale_square: float, codes: int) -> float:
 
 _SIGNED_6_BIT = _uniform_square(-32, 31)
 _IQ4_SQUARE, _MXFP4_SQUARE = (
-    float(np.mean(np.array(table, np.float64) ** 2)) for table in (gguf.quants.IQ4_NL.kvalues, gguf.quants.MXFP4.kvalues)
+    float(np.mean(np.array(codes.kvalues, np.float64) ** 2)) for codes in (gguf.quants.IQ4_NL, gguf.quants.MXFP4)
 )
 _RANDOM_BLOCKS = {
     "Q2_K": _RandomBlocks(80, _unit(_uniform_square(0, 15), 4), 82, 1.5, (0, 16)),
