@@ -6,7 +6,6 @@ Head norms, rope, the cache write and the attention itself become `attention_blo
 from __future__ import annotations
 
 import tvm
-from tvm import relax
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
@@ -21,7 +20,7 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     """Matches reshape(attention(rope(norm?(reshape(part 0))), rope(norm?(reshape(part 1))), reshape(part 2), …))."""
     if op.name_of(value) != "relax.reshape" or not r.is_call(value.args[0], "dflashc.attention"):
         return None
-    q, k, v, k_cache, v_cache, state, window, scale = r.arguments(value.args[0])
+    q, k, v, k_cache, v_cache, state, window, scale, mask = r.arguments(value.args[0])
     if not (r.is_call(q, "dflashc.rope") and r.is_call(k, "dflashc.rope")):
         return None
     (q_input, table, pairing), (k_input, k_table, k_pairing) = r.arguments(q), r.arguments(k)
@@ -33,7 +32,7 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
         if op.scalar(eps) != op.scalar(k_eps):
             return None
         norms, epsilon = [q_weight, k_weight], op.scalar(eps)
-    parts = [_part(r, x) for x in (q_input, k_input, v)]
+    parts = [r.split_part(x) for x in (q_input, k_input, v)]
     sources = [p[0] for p in parts if p is not None]
     if [p and p[1] for p in parts] != [0, 1, 2] or not all(s.same_as(sources[0]) for s in sources):
         return None
@@ -41,14 +40,4 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     if op.shape(sources[0])[1] != (heads[0] + 2 * heads[1]) * heads[2] or len(op.shape(var)) != 2:
         return None
     return op.attention_block(r.new(sources[0]), norms, r.new(table), [k_cache, v_cache], state, heads,
-                              op.scalar(pairing), op.scalar(window), op.scalar(scale), epsilon, "f32")
-
-
-def _part(r: Rewriter, reshaped: Expr) -> tuple[Expr, int] | None:
-    """(merged tensor, index) behind reshape(split(merged)[index])."""
-    if not r.is_call(reshaped, "relax.reshape"):
-        return None
-    item = r.value(r.arguments(reshaped)[0])
-    if not isinstance(item, relax.TupleGetItem) or not r.is_call(item.tuple_value, "relax.split"):
-        return None
-    return r.arguments(item.tuple_value)[0], item.index
+                              op.scalar(pairing), op.scalar(window), op.scalar(scale), op.scalar(mask), epsilon, "f32")

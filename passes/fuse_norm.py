@@ -1,6 +1,11 @@
-"""FuseNorm: residual add, norm after the sublayer, norm before the next one and quantisation become one `norm`."""
+"""FuseNorm: residual add, norm after the sublayer, norm before the next one and quantisation become one `norm`.
+
+Where the sublayer ends with DFlash2's convolution, that takes part too (`norm_convolution`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import tvm
 from tvm import relax
@@ -22,10 +27,18 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
                   and (post is None or _epsilon(r, u) == _epsilon(r, post))]
         norms = [*normed[:1], *([] if post is None else [post])]
         delta, post_weight = (delta, None) if post is None else r.arguments(post)[:2]
-        _emit(r, var, r.new(x), r.new(delta), post_weight, normed[0] if normed else None,
-              _epsilon(r, norms[0]) if norms else 0.0)
+        epsilon = _epsilon(r, norms[0]) if norms else 0.0
+
+        def fused(weight: Expr | None, forms: list[str]) -> Expr:
+            if post is None and r.is_call(delta, "dflashc.convolution_out") and r.used_once(delta):
+                z, dynamic, base = r.arguments(delta)
+                return op.norm_convolution(r.new(x), r.new(z), r.new(dynamic), base, weight, epsilon, forms)
+            return op.norm(r.new(x), r.new(delta), post_weight, weight, epsilon, forms)
+
+        _emit(r, fused, var, normed[0] if normed else None)
     elif _is_pre_norm(r, var):
-        _emit(r, None, r.new(op.operands(value)[0]), None, None, var, _epsilon(r, var))
+        x, epsilon = r.new(op.operands(value)[0]), _epsilon(r, var)
+        _emit(r, lambda weight, forms: op.norm(x, None, None, weight, epsilon, forms), None, var)
     return None
 
 
@@ -55,23 +68,21 @@ def _is_pre_norm(r: Rewriter, var: Expr) -> bool:
     return _is_norm(r, var) and not _is_post_norm(r, var)
 
 
-def _emit(r: Rewriter, total: Expr | None, x: Expr, delta: Expr | None, post_weight: Expr | None, normed: Expr | None,
-          epsilon: float) -> None:
-    """Emit the fused call; let its parts stand for the sum `total`, the norm `normed` and its quantised forms."""
+def _emit(r: Rewriter, fused: Callable[[Expr | None, list[str]], Expr], total: Expr | None, normed: Expr | None) -> None:
+    """Emit `fused(weight, forms)`; let its parts stand for the sum `total`, the norm `normed` and its quantised forms."""
     quantised = {} if normed is None else {u: op.scalar(r.arguments(u)[1]) for u in r.users(normed)
                                            if r.is_call(u, "dflashc.quantise")}
     forms = list(dict.fromkeys(quantised.values()))
     if normed is not None and (len(quantised) < len(r.users(normed)) or r.is_result(normed)):
         forms.append("f32")
-    weight = r.arguments(normed)[1] if forms else None
-    fused = r.emit(op.norm(x, delta, post_weight, weight, epsilon, forms), "norm")
+    results = r.emit(fused(r.arguments(normed)[1] if forms else None, forms), "norm")
     if total is not None:
-        r.replace(total, r.emit(relax.TupleGetItem(fused, 0), total.name))
+        r.replace(total, r.emit(relax.TupleGetItem(results, 0), total.name))
     for index, form in enumerate(forms):
-        part = r.emit(relax.TupleGetItem(fused, index + 1))
+        part = r.emit(relax.TupleGetItem(results, index + 1))
         for user in [u for u, f in quantised.items() if f == form]:
             r.replace(user, part)
         if form == "f32":
             r.replace(normed, part)
     if normed is not None and "f32" not in forms:
-        r.replace(normed, x)  # nobody reads the norm itself any more
+        r.replace(normed, results)  # nobody reads the norm itself any more

@@ -4,7 +4,8 @@ A model's graph is written with the first group and Relax's own add, multiply, r
 passes replace these with the second group. Operators are packed calls "dflashc.<name>": tensors first, then scalars.
 Weights are parameters of their logical type (rows, columns), named as in the GGUF file, whatever their block format.
 
-`attention` and `attention_block` also write K and V of their rows into the caches; bindings run in their order.
+`attention`, `attention_block`, `cache_write` and `kv_injection` write K and V of their rows into the caches; bindings run
+in their order.
 """
 
 from __future__ import annotations
@@ -121,12 +122,39 @@ def rope(x: Expr, table: Expr, pairing: str) -> Expr:
     return operator("rope", [x, table], [pairing], _like(x))
 
 
-def attention(q: Expr, k: Expr, v: Expr, k_cache: Expr, v_cache: Expr, state: Expr, window: int, scale: float) -> Expr:
-    """Causal attention of q (m, Hq, D) over the cache and the rows' own k, v (m, Hkv, D), which it stores first.
+def attention(q: Expr, k: Expr, v: Expr, k_cache: Expr, v_cache: Expr, state: Expr, window: int, scale: float,
+              mask: str) -> Expr:
+    """Attention of q (m, Hq, D) over the cache and the rows' own k, v (m, Hkv, D), which it stores first.
 
-    Row i has position n + i and sees keys at positions p with p <= n + i and, where window > 0, n + i - p < window.
+    Row i has position n + i and sees keys at positions p with n + i - p < window (where window > 0), and p <= n + i for
+    mask "causal"; for mask "block" all rows see each other: p <= n + m - 1.
     """
-    return operator("attention", [q, k, v, k_cache, v_cache, state], [window, scale], _like(q))
+    return operator("attention", [q, k, v, k_cache, v_cache, state], [window, scale, mask], _like(q))
+
+
+def cache_write(k: Expr, v: Expr, k_cache: Expr, v_cache: Expr, state: Expr) -> Expr:
+    """Store k and v (m, Hkv, D) at positions n .. n + m - 1. Returns a token, int64 (1,), that stands for the write."""
+    return operator("cache_write", [k, v, k_cache, v_cache, state], [], relax.TensorType((1,), "int64"))
+
+
+def local_convolution(x: Expr, dynamic: Expr, base: Expr, side: int) -> Expr:
+    """DFlash2's convolution over the rows of a block, taps before row 0 being zero: float32 (m, H).
+
+    y[i, c] = sum_t (base[side, t, c] + dynamic[i, side, t, c // group]) * x[i - t, c], `base` (2, taps, H) and
+    `dynamic` (m, 2 * taps * H / group), side major.
+    """
+    return operator("local_convolution", [x, dynamic, base], [side], _like(x))
+
+
+def select_candidates(logits: Expr, projected: Expr, tokens: Expr, predecessor: Expr, successor: Expr,
+                      count: int) -> Expr:
+    """DFlash2's candidate selector, greedy: int32 (m,).
+
+    Left to right, row i takes among the `count` largest logits the candidate c with the largest
+    logit + sum_r predecessor[previous, r] * projected[i, r] * successor[c, r]; the previous token of row 0 is tokens[0].
+    """
+    return operator("select_candidates", [logits, projected, tokens, predecessor, successor], [count],
+                    relax.TensorType((shape(logits)[0],), "int32"))
 
 
 def softcap(x: Expr, cap: float) -> Expr:
@@ -188,7 +216,7 @@ def norm(x: Expr, delta: Expr | None, post_weight: Expr | None, weight: Expr | N
 
 
 def attention_block(qkv: Expr, norms: Sequence[Expr], table: Expr, caches: Sequence[Expr], state: Expr,
-                    heads: tuple[int, int, int], pairing: str, window: int, scale: float, epsilon: float,
+                    heads: tuple[int, int, int], pairing: str, window: int, scale: float, mask: str, epsilon: float,
                     form: str) -> Expr:
     """From q | k | v side by side to the attention's output in `form`: head norms, rope, cache write, attention.
 
@@ -202,9 +230,56 @@ def attention_block(qkv: Expr, norms: Sequence[Expr], table: Expr, caches: Seque
     """
     rows = shape(qkv)[0]
     return operator("attention_block", [qkv, relax.Tuple(list(norms)), table, *caches, state],
-                    [*heads, pairing, window, scale, epsilon, form], form_type(form, rows, heads[0] * heads[2]))
+                    [*heads, pairing, window, scale, mask, epsilon, form], form_type(form, rows, heads[0] * heads[2]))
 
 
 def linear_argmax(x: Expr, weight: Expr, form: str) -> Expr:
     """`argmax` of `linear`, without the logits in between; x comes in `form`: int32 (m,)."""
     return operator("linear_argmax", [x, weight], [form], relax.TensorType((form_rows(x),), "int32"))
+
+
+def features(taps: Sequence[Expr], form: str) -> Expr:
+    """The taps (m, Ht) side by side, in `form`: what the drafter's fusion reads."""
+    columns = sum(int(shape(t)[1]) for t in taps)
+    return operator("features", [relax.Tuple(list(taps))], [form], form_type(form, shape(taps[0])[0], columns))
+
+
+def kv_injection(x: Expr, weights: Sequence[Expr], norms: Sequence[Expr], table: Expr, caches: Sequence[Expr],
+                 state: Expr, kv_heads: int, size: int, pairing: str, epsilon: float, form: str) -> Expr:
+    """K and V of all drafter layers from the context features x (in `form`), into their caches. Returns a token.
+
+    Parameters
+    ----------
+    weights : K and V projections of layer 0, of layer 1, …
+    norms : K head norm of each layer, (D,)
+    caches : K and V cache of layer 0, of layer 1, …
+    """
+    groups = [relax.Tuple(list(g)) for g in (weights, norms, caches)]
+    return operator("kv_injection", [x, groups[0], groups[1], table, groups[2], state],
+                    [kv_heads, size, pairing, epsilon, form], relax.TensorType((1,), "int64"))
+
+
+def convolution_linear(u: Expr, x: Expr, weight: Expr, base: Expr, form: str, result: str) -> Expr:
+    """A block's dynamic weights and its convolution before the sublayer, in one: the tuple (y in `result`, dynamic).
+
+    `u` (m, H) is the normed input, x the same in `form`, which `weight` (2 * taps * groups, H) reads; y is the side 0
+    convolution of u, `dynamic` (m, taps * groups) the dynamic weights of side 1.
+    """
+    rows, columns = shape(u)
+    dynamic = relax.TensorType((rows, int(shape(weight)[0]) // 2), "float32")
+    return operator("convolution_linear", [u, x, weight, base], [form, result],
+                    relax.TupleType([form_type(result, rows, int(columns)), dynamic]))
+
+
+def convolution_out(z: Expr, dynamic: Expr, base: Expr) -> Expr:
+    """The side 1 convolution of a sublayer's output z (m, H), with the `dynamic` weights of `convolution_linear`."""
+    return operator("convolution_out", [z, dynamic, base], [], _like(z))
+
+
+def norm_convolution(x: Expr, z: Expr, dynamic: Expr, base: Expr, weight: Expr | None, epsilon: float,
+                     forms: Sequence[str]) -> Expr:
+    """`norm` whose delta is `convolution_out(z, dynamic, base)`: the tuple (x', rms_norm(x', weight) in each form)."""
+    rows, columns = shape(x)
+    results = [_like(x), *(form_type(f, rows, int(columns)) for f in forms)]
+    return operator("norm_convolution", [x, z, dynamic, base, relax.Tuple([] if weight is None else [weight])],
+                    [epsilon, ",".join(forms)], relax.TupleType(results))

@@ -14,10 +14,14 @@ import tvm
 from dflashc.passes.choose_forms import choose_forms
 from dflashc.passes.fuse_argmax import fuse_argmax
 from dflashc.passes.fuse_attention import fuse_attention
+from dflashc.passes.fuse_denoise_block import fuse_denoise_block
 from dflashc.passes.fuse_gated_unit import fuse_gated_unit
+from dflashc.passes.fuse_kv_injection import fuse_kv_injection
 from dflashc.passes.fuse_norm import fuse_norm
 from dflashc.passes.fuse_quantise import fuse_quantise
+from dflashc.passes.fuse_verify import fuse_verify
 from dflashc.passes.merge_projections import merge_projections
+from dflashc.passes.separate_projections import separate_projections
 
 
 def optimise(module: tvm.IRModule, formats: Mapping[str, str], forms: Mapping[str, str],
@@ -37,9 +41,13 @@ def optimise(module: tvm.IRModule, formats: Mapping[str, str], forms: Mapping[st
         ("fuse_attention", fuse_attention),
         ("fuse_gated_unit", lambda m: fuse_gated_unit(m, formats)),
         ("fuse_argmax", fuse_argmax),
+        ("fuse_kv_injection", lambda m: fuse_kv_injection(m, forms)),
+        ("separate_projections", separate_projections),
         # Phase 2: what the target's matmuls read.
         ("choose_forms", lambda m: choose_forms(m, forms)),
+        ("fuse_verify", fuse_verify),
         # Phase 3: epilogues.
+        ("fuse_denoise_block", fuse_denoise_block),
         ("fuse_quantise", fuse_quantise),
         ("fuse_norm", fuse_norm),
     ]

@@ -6,7 +6,7 @@ binding, or several at once, by something else. What is no longer used is droppe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax
@@ -55,7 +55,10 @@ class Rewriter:
 
     def is_result(self, var: Expr) -> bool:
         """Whether the function returns `var` itself."""
-        return var in _variables(self.function.body.body)
+        result = self.function.body.body
+        while not result.same_as(var) and isinstance(self.value(result), relax.Var) and result in self._values:
+            result = self._values[result]
+        return result.same_as(var)
 
     def new(self, expr: Expr) -> Expr:
         """The same expression in terms of the new variables."""
@@ -68,6 +71,15 @@ class Rewriter:
         if isinstance(expr, relax.Call):
             return tvm.ir.Call(expr.op, [self.new(a) for a in expr.args], expr.attrs, expr.ty_args)
         return expr
+
+    def split_part(self, reshaped: Expr) -> tuple[Expr, int] | None:
+        """(merged tensor, index) behind reshape(split(merged)[index])."""
+        if not self.is_call(reshaped, "relax.reshape"):
+            return None
+        item = self.value(self.arguments(reshaped)[0])
+        if not isinstance(item, relax.TupleGetItem) or not self.is_call(item.tuple_value, "relax.split"):
+            return None
+        return self.arguments(item.tuple_value)[0], item.index
 
     def emit(self, expr: Expr, name: str = "") -> Expr:
         """Bind a new expression; returns its variable."""
@@ -82,11 +94,14 @@ Rule = Callable[[Rewriter, Expr, Expr], Expr | None]
 """rule(rewriter, old variable, old value) returns the new value, or None to keep the binding (or after `replace`)."""
 
 
-def rewrite(function: relax.Function, rule: Rule) -> relax.Function:
-    """Copy `function`, asking `rule` at every binding."""
+def rewrite(function: relax.Function, rule: Rule, parameters: Mapping[Expr, Expr] | None = None) -> relax.Function:
+    """Copy `function`, asking `rule` at every binding; `parameters` maps those that are replaced to the new ones."""
     old = Rewriter(function)
+    replaced = dict(parameters or {})
+    for parameter, new_parameter in replaced.items():
+        old.replace(parameter, new_parameter)
     builder = old.builder
-    with builder.function("function", list(function.params)):
+    with builder.function("function", [replaced.get(p, p) for p in function.params]):
         with builder.dataflow():
             for var, value in old.bindings:
                 if var in old._replaced:

@@ -7,13 +7,13 @@ shapes, and no block format.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax, tirx
 
-from dflashc.compiler.gguf import GgufFile
+from dflashc.compiler.gguf import GgufFile, GgufTensor
 from dflashc.compiler.models.config import ModelConfig, Rope
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
@@ -24,11 +24,19 @@ from dflashc.runtime.errors import BuildError
 class Graph:
     """The function being written: its inputs so far, and shorthands for the operators.
 
-    `expected` tensor shapes are checked when a weight is first named, so a wrong file fails with one line.
+    Shapes are checked when a weight is first named, so a wrong file fails with one line.
+
+    Attributes
+    ----------
+    tensors : mapping
+        The model's tensors by name.
+    prefix : str
+        Put in front of a tensor's name to make the parameter's, so that target and drafter can meet in one module.
     """
 
-    gguf: GgufFile
+    tensors: Mapping[str, GgufTensor]
     config: ModelConfig
+    prefix: str = ""
     builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
     rows: tirx.Var = field(default_factory=lambda: tirx.Var("m", "int64"))
     context: tirx.Var = field(default_factory=lambda: tirx.Var("context", "int64"))
@@ -42,15 +50,15 @@ class Graph:
 
     def weight(self, name: str, *shape: int) -> relax.Var:
         """A weight by its GGUF name, of logical `shape`. Raises `BuildError` when it is missing or shaped otherwise."""
-        tensor = self.gguf.tensors.get(name)
+        tensor = self.tensors.get(name)
         if tensor is None:
             raise BuildError(f"tensor {name} not found; architecture {self.config.architecture} needs it")
         if tensor.shape != shape:
             raise BuildError(f"tensor {name} has shape {tensor.shape}; expected {shape}")
-        return self.input(name, shape, "float32")
+        return self.input(self.prefix + name, shape, "float32")
 
     def has(self, name: str) -> bool:
-        return name in self.gguf.tensors
+        return name in self.tensors
 
     def emit(self, value: Expr, name: str = "") -> relax.Var:
         return self.builder.emit(value, name_hint=name)
@@ -73,16 +81,27 @@ class Graph:
     def state(self) -> relax.Var:
         return self.input("state", (8,), "int64")
 
-    def rope_table(self, rope: Rope) -> Expr:
-        frequencies = self.input(f"rope.{rope.name}.frequencies", (len(rope.frequencies),), "float64")
-        return self.emit(op.rope_table(self.tokens, self.state, frequencies, rope.magnitude), f"rope_{rope.name}")
+    def rope_table(self, rope: Rope, tokens: Expr | None = None) -> Expr:
+        """Cosines and sines of the rows' positions; `tokens` gives the rows."""
+        frequencies = self.input(frequencies_name(rope), (len(rope.frequencies),), "float64")
+        return self.emit(op.rope_table(self.tokens if tokens is None else tokens, self.state, frequencies, rope.magnitude), f"rope_{rope.name}")
 
     def cache(self, layer: int, which: str) -> relax.Var:
         c = self.config
-        return self.input(f"cache.{layer}.{which}", (c.kv_heads, self.context, c.head_size), "float16")
+        return self.input(cache_name(self.prefix, layer, which), (c.kv_heads, self.context, c.head_size), "float16")
 
 
-def attention(g: Graph, x: Expr, layer: int, table: Expr) -> Expr:
+def frequencies_name(rope: Rope) -> str:
+    """Name of a rope's table of frequencies among the parameters."""
+    return f"rope.{rope.name}.frequencies"
+
+
+def cache_name(prefix: str, layer: int, which: str) -> str:
+    """Name of a layer's "k" or "v" cache among the parameters."""
+    return f"{prefix}cache.{layer}.{which}"
+
+
+def attention(g: Graph, x: Expr, layer: int, table: Expr, mask: str = "causal") -> Expr:
     """Grouped-query attention of one layer, from its normed input (m, H) to the output projection (m, H).
 
     Per-head norms of Q and K are applied where the file has their weights (Qwen3, Gemma 3).
@@ -100,7 +119,7 @@ def attention(g: Graph, x: Expr, layer: int, table: Expr) -> Expr:
     pairing = c.ropes[c.layer_ropes[layer]].pairing
     q, k = g.emit(op.rope(q, table, pairing)), g.emit(op.rope(k, table, pairing))
     o = g.emit(op.attention(q, k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state,
-                            c.layer_windows[layer], c.attention_scale), f"attention_{layer}")
+                            c.layer_windows[layer], c.attention_scale, mask), f"attention_{layer}")
     o = g.emit(relax.op.reshape(o, (g.rows, c.heads * c.head_size)))
     return g.linear(o, f"{blk}.attn_output", c.hidden, c.heads * c.head_size)
 
@@ -139,9 +158,9 @@ def decoder(gguf: GgufFile, config: ModelConfig, layer: Layer, taps: tuple[int, 
         if not 0 <= tap < config.layers:
             raise BuildError(f"tap after layer {tap} asked for; the target has layers 0 to {config.layers - 1}")
     module = tvm.IRModule()
-    module["decode"] = _decode(Graph(gguf, config), layer, taps)
-    module["logits"] = _head(Graph(gguf, config), ids=False)
-    module["ids"] = _head(Graph(gguf, config), ids=True)
+    module["decode"] = _decode(Graph(gguf.tensors, config), layer, taps)
+    module["logits"] = _head(Graph(gguf.tensors, config), ids=False)
+    module["ids"] = _head(Graph(gguf.tensors, config), ids=True)
     return module
 
 
@@ -159,7 +178,7 @@ def _decode(g: Graph, layer: Layer, taps: tuple[int, ...]) -> relax.Function:
                 tapped[number] = x
         return relax.Tuple([x, *(tapped[t] for t in taps)])
 
-    return _function(g, body)
+    return function(g, body)
 
 
 def _head(g: Graph, ids: bool) -> relax.Function:
@@ -173,10 +192,10 @@ def _head(g: Graph, ids: bool) -> relax.Function:
             logits = g.emit(op.softcap(logits, c.logit_softcap))
         return g.emit(op.argmax(logits), "ids") if ids else logits
 
-    return _function(g, body)
+    return function(g, body)
 
 
-def _function(g: Graph, body: Callable[[], Expr]) -> relax.Function:
+def function(g: Graph, body: Callable[[], Expr]) -> relax.Function:
     """A Relax function around `body`. Its parameters are known only afterwards, so it is put together by hand."""
     with g.builder.function("probe", []):
         with g.builder.dataflow():

@@ -27,7 +27,7 @@ def test_without_head_norms() -> None:
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("norm"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("norm"), ty_args=KV)
             o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(16),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -37,7 +37,7 @@ def test_without_head_norms() -> None:
         with R.dataflow():
             result = R.call_pure_packed(
                 "dflashc.attention_block", qkv, R.tuple(), table, k_cache, v_cache, state, T.int64(2), T.int64(1),
-                T.int64(8), R.str("norm"), T.int64(16), T.float64(0.25), T.float64(0.0), R.str("f32"), ty_args=Q_FLAT)
+                T.int64(8), R.str("norm"), T.int64(16), T.float64(0.25), R.str("causal"), T.float64(0.0), R.str("f32"), ty_args=Q_FLAT)
             R.output(result)
         return result
 
@@ -63,7 +63,7 @@ def head_norms(order: tuple[int, int, int] = (0, 1, 2), k_pairing: str = "neox",
             q2 = R.call_pure_packed("dflashc.rope", q1, table, R.str("neox"), ty_args=Q)
             k2 = R.call_pure_packed("dflashc.rope", k1, [table, table1][index], R.str(k_pairing), ty_args=KV)
             o = R.call_pure_packed("dflashc.attention", q2, k2, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -78,7 +78,7 @@ def test_with_head_norms() -> None:
         with R.dataflow():
             result = R.call_pure_packed(
                 "dflashc.attention_block", qkv, (q_norm, k_norm), table, k_cache, v_cache, state, T.int64(2),
-                T.int64(1), T.int64(8), R.str("neox"), T.int64(0), T.float64(0.25), T.float64(1e-6), R.str("f32"),
+                T.int64(1), T.int64(8), R.str("neox"), T.int64(0), T.float64(0.25), R.str("causal"), T.float64(1e-6), R.str("f32"),
                 ty_args=Q_FLAT)
             R.output(result)
         return result
@@ -105,7 +105,7 @@ def test_a_norm_of_q_alone_keeps_the_graph() -> None:
             q2 = R.call_pure_packed("dflashc.rope", q1, table, R.str("neox"), ty_args=Q)
             k2 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
             o = R.call_pure_packed("dflashc.attention", q2, k2, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -124,7 +124,7 @@ def test_projections_that_did_not_merge_keep_the_graph() -> None:
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("neox"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
             o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -143,7 +143,7 @@ def test_a_fourth_projection_of_the_same_input_keeps_the_graph() -> None:
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("neox"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
             o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             flat = R.reshape(o, (4, 16))
             result = (flat, parts[3])
             R.output(result)
@@ -161,7 +161,7 @@ def test_attention_without_rope_keeps_the_graph() -> None:
             k = R.reshape(parts[1], (4, 1, 8))
             v = R.reshape(parts[2], (4, 1, 8))
             o = R.call_pure_packed("dflashc.attention", q, k, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -180,7 +180,7 @@ def test_a_result_that_stays_in_heads_keeps_the_graph() -> None:
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("neox"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
             o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), ty_args=Q)
+                                   T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 1, 16))
             R.output(result)
         return result

@@ -169,13 +169,14 @@ def _attention(
     state: np.ndarray,
     window: int,
     scale: float,
+    mask: str,
 ) -> np.ndarray:
     start, rows = int(state[0]), len(q)
     end = start + rows
     assert end <= k_cache.shape[1], f"{end} positions do not fit a cache of {k_cache.shape[1]}"
     k_cache[:, start:end], v_cache[:, start:end] = k.swapaxes(0, 1), v.swapaxes(0, 1)
     distance = np.arange(start, end)[:, None] - np.arange(end)
-    visible = (distance >= 0) & ((distance < window) | (window == 0))
+    visible = ((distance >= 0) | (mask == "block")) & ((distance < window) | (window == 0))
     keys, values = (cache[:, :end].swapaxes(0, 1).astype(q.dtype) for cache in (k_cache, v_cache))
     return functions.attention(q, keys, values, visible, scale).reshape(q.shape)
 
@@ -211,6 +212,7 @@ def _attention_block(
     pairing: str,
     window: int,
     scale: float,
+    mask: str,
     epsilon: float,
     form: str,
 ) -> Any:
@@ -219,7 +221,7 @@ def _attention_block(
     if norms:
         q, k = functions.rms_norm(q, norms[0], epsilon), functions.rms_norm(k, norms[1], epsilon)
     q, k = _rope(q, table, pairing), _rope(k, table, pairing)
-    return quantise(_attention(q, k, v, k_cache, v_cache, state, window, scale).reshape(len(qkv), -1), form)
+    return quantise(_attention(q, k, v, k_cache, v_cache, state, window, scale, mask).reshape(len(qkv), -1), form)
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -56,7 +56,7 @@ class InterpretedModel:
         state = np.zeros(8, np.int64)
         state[0] = start_position
         residual, *taps = self._run("decode", tokens=np.array(tokens, np.int32), state=state)
-        return Result(taps, self._run("logits", residual=residual), self._run("ids", residual=residual))
+        return Result(taps, self._run("logits", hidden=residual), self._run("ids", hidden=residual))
 
     def _run(self, function: str, **inputs: np.ndarray) -> Any:
         return evaluate(self._module[function], {**self._inputs, **inputs}, self._forms, self._dtype)

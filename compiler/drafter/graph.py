@@ -1,0 +1,154 @@
+"""Writes a drafter's graph in Relax, unfused: the injection of context features, and the block that is drafted.
+
+Three functions: `inject` (taps of committed rows into the drafter's K/V caches), `draft` (block tokens to the residual
+stream) and `propose` (residual rows after the anchor to token ids). The body is Qwen 3's, whatever the target's; DFlash2
+adds local convolutions around each sublayer and the candidate selector. Knows nothing of dialects or speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+
+from dflashc.compiler.drafter.config import DrafterConfig
+from dflashc.compiler.gguf import GgufTensor
+from dflashc.compiler.models.config import ModelConfig, Rope
+from dflashc.compiler.models.graph import Graph, attention, function, gated_feed_forward
+from dflashc.passes import operators as op
+from dflashc.passes.operators import Expr
+from dflashc.runtime.errors import PairError
+
+PREFIX = "drafter."
+"""In front of the names of the drafter's weights and caches, beside those of the target."""
+
+
+def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
+    """The drafter's body as a decoder's configuration; `vocabulary` is that of the table it embeds with."""
+    rope = Rope("drafter", drafter.rope.frequencies, drafter.rope.magnitude, drafter.rope.pairing)
+    return ModelConfig(
+        architecture="dflash", layers=drafter.layers, hidden=drafter.hidden, feed_forward=drafter.feed_forward,
+        heads=drafter.heads, kv_heads=drafter.kv_heads, head_size=drafter.head_size, vocabulary=vocabulary,
+        context_length=drafter.context_length, epsilon=drafter.epsilon, ropes=(rope,),
+        layer_ropes=(0,) * drafter.layers, layer_windows=drafter.layer_windows,
+        attention_scale=drafter.attention_scale, embedding_scale=drafter.embedding_scale,
+        logit_softcap=drafter.logit_softcap)
+
+
+def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
+                   target_tensors: Mapping[str, GgufTensor]) -> tvm.IRModule:
+    """`inject`, `draft` and `propose` of a drafter.
+
+    Parameters
+    ----------
+    tensors : mapping
+        The drafter's tensors by canonical name.
+    target_tensors : mapping
+        The target's, for the embedding and head that the drafter shares.
+
+    Raises
+    ------
+    PairError
+        A feature that cannot be compiled.
+    """
+    if drafter.sinks or drafter.draft_vocabulary:
+        what = "attention sinks" if drafter.sinks else "a reduced vocabulary (d2t)"
+        raise PairError(f"the drafter has {what}, which cannot be compiled yet; use another drafter")
+    vocabulary = target_tensors["token_embd.weight"].shape[0]
+    config = body_config(drafter, vocabulary)
+
+    def graph() -> Graph:
+        return Graph(tensors, config, PREFIX)
+
+    module = tvm.IRModule()
+    module["inject"] = _inject(graph(), drafter)
+    module["draft"] = _draft(graph(), drafter, target_tensors)
+    module["propose"] = _propose(graph(), drafter, target_tensors)
+    return module
+
+
+def _inject(g: Graph, drafter: DrafterConfig) -> relax.Function:
+    """K and V of every layer from the fused features; the layers themselves never run over the context (section 3)."""
+    c = g.config
+    width = drafter.target_hidden * len(drafter.taps)
+
+    def body() -> Expr:
+        features = g.input("features", (g.rows, width), "float32")
+        context = g.norm(g.linear(features, "fc", c.hidden, width), "enc.output_norm")
+        table = g.rope_table(c.ropes[0])
+        writes = []
+        for layer in range(c.layers):
+            k, v = (g.emit(relax.op.reshape(
+                g.linear(context, f"blk.{layer}.attn_{which}", c.kv_heads * c.head_size, c.hidden),
+                (g.rows, c.kv_heads, c.head_size))) for which in "kv")
+            k = g.emit(op.rope(g.norm(k, f"blk.{layer}.attn_k_norm"), table, c.ropes[0].pairing))
+            writes.append(g.emit(op.cache_write(k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state)))
+        return relax.Tuple(writes)
+
+    return function(g, body)
+
+
+def _draft(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> relax.Function:
+    c = g.config
+
+    def body() -> Expr:
+        tokens = g.input("block", (g.rows,), "int32")
+        table = g.rope_table(c.ropes[0], tokens)
+        x = g.emit(op.embed(tokens, _shared(g, drafter.embedding, "token_embd.weight", target_tensors),
+                            c.embedding_scale), "residual")
+        for layer in range(c.layers):
+            causal = drafter.causal_sliding if c.layer_windows[layer] else drafter.causal_full
+            x = _layer(g, drafter, x, layer, table, "causal" if causal else "block")
+        return x
+
+    return function(g, body)
+
+
+def _layer(g: Graph, drafter: DrafterConfig, x: Expr, layer: int, table: Expr, mask: str) -> Expr:
+    """Pre-norm attention and SwiGLU; in version 2 each between two local convolutions (section 5.1)."""
+    blk = f"blk.{layer}"
+    for name, sublayer in (("attn", lambda u: attention(g, u, layer, table, mask)),
+                           ("ffn", lambda u: gated_feed_forward(g, u, layer, relax.op.nn.silu))):
+        u = g.norm(x, f"{blk}.{name}_norm")
+        if drafter.version == 1:
+            x = g.emit(relax.op.add(x, sublayer(u)))
+            continue
+        taps, groups = drafter.conv_kernel_size, drafter.hidden // drafter.conv_group_size
+        dynamic = g.linear(u, f"{blk}.{name}_conv_proj", 2 * taps * groups, drafter.hidden)
+        base = g.weight(f"{blk}.{name}_conv_base", 2, taps, drafter.hidden)
+        y = sublayer(g.emit(op.local_convolution(u, dynamic, base, 0)))
+        x = g.emit(relax.op.add(x, g.emit(op.local_convolution(y, dynamic, base, 1))))
+    return x
+
+
+def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> relax.Function:
+    """Row i of `hidden` is row i + 1 of the block: the anchor's own row proposes nothing."""
+    c = g.config
+
+    def body() -> Expr:
+        x = g.norm(g.input("hidden", (g.rows, c.hidden), "float32"), "output_norm")
+        head = _shared(g, "shared" if drafter.head == "shared" else "own",
+                       "token_embd.weight" if drafter.head == "tied" else "output.weight", target_tensors)
+        logits = g.emit(op.linear(x, head), "logits")
+        if drafter.version == 1:  # scale and softcap are monotone: they do not move the arg-max
+            return g.emit(op.argmax(logits), "ids")
+        if drafter.logit_scale != 1:
+            logits = g.emit(relax.op.multiply(logits, relax.const(drafter.logit_scale, "float32")))
+        if drafter.logit_softcap:
+            logits = g.emit(op.softcap(logits, drafter.logit_softcap))
+        rank = drafter.selector_rank
+        projected = g.linear(x, "selector_hidden", rank, c.hidden)
+        tables = [g.weight(f"selector_{which}.weight", c.vocabulary, rank) for which in ("predecessor", "successor")]
+        anchor = g.input("block", (g.rows,), "int32")
+        return g.emit(op.select_candidates(logits, projected, anchor, *tables, drafter.selector_top_k), "ids")
+
+    return function(g, body)
+
+
+def _shared(g: Graph, owner: str, name: str, target_tensors: Mapping[str, GgufTensor]) -> relax.Var:
+    """A table with a row per token: the drafter's own, or the target's."""
+    if owner == "own":
+        return g.weight(name, g.tensors[name].shape[0], g.config.hidden)
+    actual = name if name in target_tensors else "token_embd.weight"  # a target without a head of its own is tied
+    return g.input(actual, target_tensors[actual].shape, "float32")
