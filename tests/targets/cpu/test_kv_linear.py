@@ -1,0 +1,136 @@
+"""K and V injected by one kernel: by formula, and the bits of a matmul followed by a cache write."""
+
+import numpy as np
+import pytest
+
+from dflashc.targets.cpu.compile import KernelRequest
+from dflashc.targets.cpu.kernels.attention import kv_write
+from dflashc.targets.cpu.kernels.kv_linear import kv_linear
+from dflashc.targets.cpu.kernels.matmul import matmul
+from dflashc.targets.cpu.packing import pack_rows, packed_format
+from tests.targets.cpu import samples
+from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
+
+LAYERS, KV_HEADS, COLUMNS, CAPACITY, START = 3, 2, 256, 256, 37
+MATRICES, TOKENS, EPSILON = 2 * LAYERS, 32, 1e-6
+CASES = [("Q8_0", 64, "neox", 32), ("Q4_K", 128, "norm", 48), ("F16", 80, "neox", 20)]
+"""GGUF type, head size, pairing, rotated pairs."""
+ROWS = [1, 2, 7, 8, 16, None]
+
+
+def symbol(kernel: str, *words: object) -> str:
+    return "_".join([kernel, *("rows" if w is None else str(w).lower() for w in words)])
+
+
+@pytest.fixture(scope="module", params=LEVEL_NAMES)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    require_level(request.param)
+    requests = []
+    for type_name, size, pairing, _ in CASES:
+        layout = packed_format(type_name).format.name
+        requests += [KernelRequest(symbol("kv_linear", layout, rows), kv_linear, (layout, rows, size, pairing))
+                     for rows in ROWS]
+        requests += [KernelRequest(symbol("matmul", layout), matmul, (layout, None, "store")),
+                     KernelRequest(symbol("kv_write", size), kv_write, (size, pairing, True))]
+    return Library(request.param, requests, tmp_path_factory.mktemp("kv_linear"))
+
+
+class Case:
+    """Projections of a few layers, and features of 32 tokens."""
+
+    def __init__(self, library: Library, type_name: str, size: int, pairing: str, pairs: int) -> None:
+        rng = np.random.default_rng(size)
+        self.library, self.size, self.pairing, self.pairs = library, size, pairing, pairs
+        self.layout = packed_format(type_name).format
+        blocks = [samples.random_blocks(type_name, KV_HEADS * size, COLUMNS, rng) for _ in range(MATRICES)]
+        self.weights = [samples.dequantise(type_name, b).astype(np.float64) for b in blocks]
+        self.packed = [pack_rows(type_name, b, COLUMNS, library.traits.lanes) for b in blocks]
+        self.inputs = samples.quantise(rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32), self.layout.form)
+        self.norms = rng.uniform(0.5, 1.5, (LAYERS, size)).astype(np.float32)
+        angle = np.outer(START + np.arange(TOKENS), 1e4 ** (-np.arange(pairs) / pairs))
+        self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def caches(self) -> tuple[np.ndarray, np.ndarray]:
+        """K and V caches as the kernels see them, filled with a number that none of them writes."""
+        keys = np.full((LAYERS, KV_HEADS, CAPACITY * self.size), -99, np.float16)
+        return keys, keys.copy()
+
+    def launch(self, rows: int | None, matrices: range, caches: tuple[np.ndarray, np.ndarray]) -> None:
+        weight = np.concatenate(self.packed[matrices.start : matrices.stop])
+        self.library.run(
+            symbol("kv_linear", self.layout.name, rows),
+            [*self.inputs, weight, self.norms, np.array([START]), self.cosine, self.sine, *caches,
+             *([TOKENS] if rows is None else []), COLUMNS, KV_HEADS, CAPACITY, self.pairs, matrices.start, EPSILON],
+            len(matrices) * KV_HEADS)
+
+    def write_apart(self) -> tuple[np.ndarray, np.ndarray]:
+        """The caches after `matmul` and `kv_write`, layer by layer."""
+        caches = self.caches()
+        width = KV_HEADS * self.size
+        for layer in range(LAYERS):
+            qkv = np.zeros((TOKENS, 2 * width), np.float32)
+            for part in range(2):
+                self.library.run(symbol("matmul", self.layout.name),
+                                 [*self.inputs, self.packed[2 * layer + part], qkv, TOKENS, COLUMNS, width, 2 * width,
+                                  part * width], width // self.library.traits.lanes)
+            self.library.run(symbol("kv_write", self.size),
+                             [np.array([START]), qkv, self.cosine, self.sine, self.norms[layer], caches[0][layer],
+                              caches[1][layer], 2 * width, 0, KV_HEADS, CAPACITY, self.pairs, EPSILON],
+                             KV_HEADS * TOKENS // 16)
+        return caches
+
+    def unpacked(self, caches: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Both caches as (layers, kv_heads, capacity, D)."""
+        lanes = self.library.traits.lanes
+        keys = caches[0].reshape(LAYERS, KV_HEADS, CAPACITY // lanes, self.size, lanes).swapaxes(3, 4)
+        return keys.reshape(LAYERS, KV_HEADS, CAPACITY, self.size), caches[1].reshape(LAYERS, KV_HEADS, CAPACITY, -1)
+
+    def expected(self, matrix: int) -> np.ndarray:
+        """What the matrix puts into its cache, float64 (kv_heads, tokens, D)."""
+        x = samples.values_of(self.inputs, self.layout.form) @ self.weights[matrix].T
+        x = x.reshape(TOKENS, KV_HEADS, self.size).swapaxes(0, 1)
+        if matrix % 2:
+            return x
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * self.norms[matrix // 2]
+        pairs = self.pairs
+        first, second = ((slice(0, pairs), slice(pairs, 2 * pairs)) if self.pairing == "neox"
+                         else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)))
+        result = x.copy()
+        result[..., first] = x[..., first] * self.cosine - x[..., second] * self.sine
+        result[..., second] = x[..., first] * self.sine + x[..., second] * self.cosine
+        return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-d{c[1]}-{c[2]}")
+def test_by_formula(library: Library, case: tuple[str, int, str, int]) -> None:
+    c = Case(library, *case)
+    caches = c.caches()
+    c.launch(None, range(MATRICES), caches)
+    unpacked = c.unpacked(caches)
+    for matrix in range(MATRICES):
+        cache, expected = unpacked[matrix % 2][matrix // 2], c.expected(matrix)
+        np.testing.assert_allclose(cache[:, START : START + TOKENS], expected, rtol=2**-10,
+                                   atol=1e-3 * np.abs(expected).max())
+        assert (cache[:, :START] == -99).all()
+        assert (cache[:, START + TOKENS :] == -99).all()
+
+
+@pytest.mark.parametrize("matrices", [range(MATRICES), range(3, 5), range(1, 2)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-d{c[1]}-{c[2]}")
+def test_bits_of_matmul_and_cache_write(library: Library, case: tuple[str, int, str, int], matrices: range) -> None:
+    """Whatever the number of rows, and for launches that hold some of the matrices."""
+    c = Case(library, *case)
+    expected = c.unpacked(c.write_apart())
+    for rows in ROWS:
+        caches = c.caches()
+        c.launch(rows, matrices, caches)
+        end = START + (rows or TOKENS)
+        for matrix in range(MATRICES):
+            found = c.unpacked(caches)[matrix % 2][matrix // 2]
+            written = found[:, START:end]
+            if matrix in matrices:
+                same = expected[matrix % 2][matrix // 2][:, START:end]
+                np.testing.assert_array_equal(written.view(np.uint16), same.view(np.uint16))
+            else:
+                assert (written == -99).all()
+            assert (found[:, end:] == -99).all()
