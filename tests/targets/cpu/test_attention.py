@@ -1,0 +1,174 @@
+"""Attention on every feature level: against the formula in float64, and bit for bit between programs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflashc.targets.cpu.compile import KernelRequest, compile_objects
+from dflashc.targets.cpu.kernels.activation import FORMS
+from dflashc.targets.cpu.kernels.attention import heads_per_unit
+from dflashc.targets.cpu.kernels.rope import rope_table
+from dflashc.targets.cpu.traits import best_level, host_features
+from tests.targets.cpu.attention_case import Sequence, Shape
+from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
+
+MAIN = Shape(2, 64, "neox", True)
+WIDTHS = {
+    MAIN: (1, 4, 7, 16),
+    Shape(1, 128, "norm", False, kv_heads=3): (1, 5),
+    Shape(3, 80, "neox", False): (1, 2),
+    Shape(4, 256, "neox", True, kv_heads=1): (1, 3),
+    Shape(5, 96, "norm", True, kv_heads=1): (1, 8),
+    Shape(7, 64, "neox", False, kv_heads=1): (1, 9),
+    Shape(8, 128, "norm", True, kv_heads=1): (1, 11),
+}
+SHAPES = list(WIDTHS)
+# The levels differ in their lanes and in FMA; AVX-VNNI has nothing for attention that AVX2 lacks.
+SHAPES_OF = {"x86-64-v4-vnni": SHAPES, "x86-64-v3-vnni": SHAPES[:1], "x86-64-v3": SHAPES[:5], "x86-64": SHAPES[:3]}
+CASES = [pytest.param(level, shape, id=f"{level}-{shape.group}-{shape.suffix}")
+         for level in LEVEL_NAMES for shape in SHAPES_OF[level]]
+
+Libraries = Callable[[str, Shape], Library]
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    """The kernels of a shape on a level, compiled at the first use."""
+    @cache
+    def library(level: str, shape: Shape) -> Library:
+        require_level(level)
+        forms = tuple(form for form in FORMS if shape.heads % heads_per_unit(shape.size, form) == 0)
+        requests = shape.requests(WIDTHS[shape], forms)
+        return Library(level, requests, tmp_path_factory.mktemp("attention"))
+
+    return library
+
+
+@pytest.fixture(params=LEVEL_NAMES)
+def library(request: pytest.FixtureRequest, libraries: Libraries) -> Library:
+    """The kernels of the main shape."""
+    return libraries(request.param, MAIN)
+
+
+def widths_of(shape: Shape, tokens: int) -> list[int]:
+    """Programs for `tokens` tokens: the widths of the shape in turn, then single rows."""
+    widths = [w for w in WIDTHS[shape] if w > 1]
+    chosen: list[int] = []
+    while tokens - sum(chosen) >= max(widths):
+        chosen.append(widths[len(chosen) % len(widths)])
+    return chosen + [1] * (tokens - sum(chosen))
+
+
+def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    np.testing.assert_array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
+
+
+def assert_cache(sequence: Sequence) -> None:
+    """K within a unit of float16's last place (its rounding sees float32's), V exact, nothing else touched."""
+    keys, values = sequence.expected_cache()
+    new = slice(sequence.start, sequence.start + sequence.tokens)
+    written = sequence.unpacked_keys()
+    np.testing.assert_allclose(written[:, new], keys, rtol=2**-10, atol=2e-6)
+    np.testing.assert_array_equal(sequence.values[:, new], values)
+    for stored in (written, sequence.values):
+        assert np.isnan(stored[:, new.stop :]).all()
+        assert np.isfinite(stored[:, : new.start]).all()
+
+
+@pytest.mark.parametrize(("level", "shape"), CASES)
+@pytest.mark.parametrize(("start", "window"), [(0, 0), (241, 0), (600, 300), (530, 20)])
+def test_decode_verify_and_prefill_compute_the_formula(libraries: Libraries, level: str, shape: Shape, start: int,
+                                                       window: int) -> None:
+    """48 tokens, across a part's border: single rows, wider programs and prefill agree to the last bit."""
+    def sequence() -> Sequence:
+        return Sequence(libraries(level, shape), shape, start, 48, window)
+
+    decode, verify, prefill = sequence(), sequence(), sequence()
+    output = decode.run([1] * 48)
+    assert_cache(decode)
+    np.testing.assert_allclose(output, decode.expected(), rtol=0, atol=4e-6)
+    assert_same_bits(verify.run(widths_of(shape, 48)), output)
+    assert_same_bits(prefill.prefill(0, 48), output)
+    for other in (verify, prefill):
+        assert_same_bits(other.packed_keys, decode.packed_keys)
+        assert_same_bits(other.values, decode.values)
+
+
+@pytest.mark.parametrize("window", [1, 63, 64, 255, 256, 257, 5000])
+def test_windows_around_tiles_and_parts(library: Library, window: int) -> None:
+    verify, prefill = (Sequence(library, MAIN, 505, 16, window) for _ in range(2))
+    output = verify.run([16])
+    np.testing.assert_allclose(output, verify.expected(), rtol=0, atol=4e-6)
+    assert_same_bits(prefill.prefill(0, 16), output)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=["neox", "norm"])
+@pytest.mark.parametrize("pairs", [0, 10, 16, 32])
+def test_dimensions_beyond_the_rotated_ones_pass_through(libraries: Libraries, shape: Shape, pairs: int) -> None:
+    sequence = Sequence(libraries(best_level(host_features()).name, shape), shape, 30, 16, pairs=pairs)
+    output = sequence.prefill(0, 16)
+    assert_cache(sequence)
+    np.testing.assert_allclose(output, sequence.expected(), rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("level", LEVEL_NAMES[::3])
+@pytest.mark.parametrize(("shape", "form"), [(MAIN, "q8_32"), (MAIN, "q8_256"), (SHAPES[1], "q8_32"),
+                                             (SHAPES[2], "q8_32")], ids=lambda x: getattr(x, "suffix", x))
+def test_merge_quantises(libraries: Libraries, level: str, shape: Shape, form: str) -> None:
+    rows, columns = max(WIDTHS[shape]), shape.heads * shape.size
+    sequence = Sequence(libraries(level, shape), shape, 300, rows)
+    values = sequence.verify(0, rows)
+    outputs = [np.zeros(buffer.size(rows, columns), buffer.dtype) for buffer in FORMS[form].buffers]
+    sequence.verify(0, rows, form, outputs)
+    grouped = values.reshape(-1, FORMS[form].group)
+    largest = np.abs(grouped).max(-1, keepdims=True)
+    codes = np.rint(grouped * (np.float32(127) / largest)).astype(np.int8)
+    np.testing.assert_array_equal(outputs[0], codes.reshape(-1))
+    np.testing.assert_allclose(outputs[1], largest.reshape(-1) / 127, rtol=1e-6)
+    sums = codes.reshape(-1, FORMS[form].buffers[2].group).sum(-1, dtype=np.int32)
+    np.testing.assert_array_equal(outputs[2], sums)
+
+
+def test_scores_of_any_size(library: Library) -> None:
+    """Scores of hundreds: one key takes all, exponentials of the others vanish, nothing overflows."""
+    sequence = Sequence(library, MAIN, 280, 16)
+    sequence.q_norm *= 100
+    output = sequence.run([16])
+    # float32's rounding of a score of some hundreds is an error of about 1e-4 in its exponential
+    np.testing.assert_allclose(output, sequence.expected(), rtol=0, atol=5e-4)
+
+
+def test_depth(library: Library) -> None:
+    """32,000 tokens of context; one part after the other must not lose accuracy."""
+    verify, prefill = (Sequence(library, MAIN, 32000, 16) for _ in range(2))
+    output = verify.run([16])
+    np.testing.assert_allclose(output, verify.expected(), rtol=0, atol=4e-6)
+    assert_same_bits(prefill.prefill(0, 16), output)
+
+
+def test_every_width(tmp_path: Path) -> None:
+    """Widths 1 to 16 on the best level of this CPU: all rows as if computed alone."""
+    library = Library(best_level(host_features()).name, MAIN.requests(tuple(range(1, 17))), tmp_path)
+    alone, together = (Sequence(library, MAIN, 250, 136) for _ in range(2))
+    output = alone.run([1] * 136)
+    np.testing.assert_allclose(output, alone.expected(), rtol=0, atol=4e-6)
+    assert_same_bits(together.run(range(1, 17)), output)
+    assert_same_bits(together.packed_keys, alone.packed_keys)
+
+
+@pytest.mark.parametrize("level", LEVEL_NAMES)
+def test_no_library_calls(level: str, tmp_path: Path) -> None:
+    """The objects ask for memcpy and memset at most; needs no CPU of that level."""
+    nm = shutil.which("nm") or pytest.skip("nm of binutils is not there to list the objects' symbols")
+    requests = [*MAIN.requests((3,), ("q8_256",)), KernelRequest("rope_table", rope_table, ())]
+    for path in compile_objects(level, requests, tmp_path, with_executor=False):
+        listing = subprocess.run([nm, "-u", str(path)], capture_output=True, text=True, check=True).stdout
+        assert set(re.findall(r"U (\S+)", listing)) <= {"memcpy", "memset"}
