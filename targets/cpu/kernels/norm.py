@@ -5,11 +5,23 @@ Sums of squares run over fixed lanes in a fixed order, so a row's result depends
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import (
-    Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, local, reduce_pairs, store,
+    Expr,
+    Kernel,
+    KernelBuilder,
+    bind,
+    cast,
+    const,
+    i64,
+    load,
+    local,
+    reduce_pairs,
+    store,
 )
 from dflashc.targets.cpu.kernels.activation import declare_form, emit_quantise
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
@@ -45,10 +57,16 @@ def norm(traits: Traits, residual: bool, post: bool, forms: tuple[str, ...]) -> 
                 scale = None if post_weight is None else _inverse_root(traits, delta, start, columns, epsilon)
                 _add(traits, x, delta, total, post_weight, scale, start, columns)
             if weight is not None and scratch is not None:
-                _scale(traits, total, scratch, weight, start, columns, epsilon)
-                for form, buffers in zip(forms, outputs, strict=True):
-                    emit_quantise(traits, form, scratch, start, columns, buffers, start)
+                emit_norm(traits, total, weight, scratch, forms, outputs, start, columns, epsilon)
     return k.kernel
+
+
+def emit_norm(traits: Traits, source: Expr, weight: Expr, scratch: Expr, forms: Sequence[str],
+              outputs: Sequence[Sequence[Expr]], start: Expr, columns: Expr, epsilon: Expr) -> None:
+    """rms_norm(source, weight) of the row that starts at `start`, into `scratch` and from there in each of `forms`."""
+    _scale(traits, source, scratch, weight, start, columns, epsilon)
+    for form, buffers in zip(forms, outputs, strict=True):
+        emit_quantise(traits, form, scratch, start, columns, buffers, start)
 
 
 def _inverse_root(traits: Traits, source: Expr, start: Expr, columns: Expr, epsilon: Expr) -> Expr:
@@ -85,5 +103,3 @@ def _scale(traits: Traits, source: Expr, target: Expr, weight: Expr, start: Expr
         offset = bind(start + step * lanes)
         value = load(source, offset, lanes) * broadcast(scale, lanes) * load(weight, step * lanes, lanes)
         store(target, offset, value, lanes)
-
-
