@@ -182,12 +182,13 @@ def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, he
     return kernel.kernel
 
 
-def _inputs(kernel: KernelBuilder, norms: tuple[str, ...]) -> tuple[Expr, Expr, list[Expr], list[Expr], list[Expr]]:
+def _inputs(kernel: KernelBuilder,
+            norms: tuple[str, ...]) -> tuple[Expr, Expr, tuple[Expr, Expr], list[Expr], tuple[Expr, Expr]]:
     """The arguments that open every kernel: state, qkv, cosine and sine, weights of the head norms, both caches."""
     return (kernel.buffer("state", "int64"), kernel.buffer("qkv", "float32"),
-            [kernel.buffer(name, "float32") for name in ("cosine", "sine")],
+            (kernel.buffer("cosine", "float32"), kernel.buffer("sine", "float32")),
             [kernel.buffer(name, "float32") for name in norms],
-            [kernel.buffer(name, "float16") for name in ("keys", "values")])
+            (kernel.buffer("keys", "float16"), kernel.buffer("values", "float16")))
 
 
 def _norms(kernel: KernelBuilder, weights: list[Expr]) -> list[HeadNorm | None]:
