@@ -1,4 +1,4 @@
-"""The whole build, on one page: a GGUF file in, an artefact out.
+"""The whole build, on one page: a GGUF model or pair in, an artefact out.
 
 Everything that can be refused is refused before a byte of weights is read. Kernels compile in worker processes while
 this process packs weights. Knows nothing of the command line.
@@ -10,7 +10,7 @@ import dataclasses
 import importlib.metadata
 import json
 import threading
-from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dflashc.compiler.artefact import new_artefact, write_manifest
-from dflashc.compiler.gguf import GgufFile, open_gguf
+from dflashc.compiler.drafter import normalise
+from dflashc.compiler.gguf import GgufFile, GgufTensor, open_gguf
 from dflashc.compiler.lower.weights import RAW, WeightSource, place_weights, write_weights
 from dflashc.compiler.models import build_graph, read_model_config
 from dflashc.compiler.models.config import ModelConfig
-from dflashc.compiler.tokenizer import build_tokenizer
+from dflashc.compiler.pair import Overrides, PairReport, check_pair
+from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
 from dflashc.runtime.artefact import KERNELS, PLAN, WEIGHTS, sha256_file
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.manifest import Manifest, Source
-from dflashc.runtime.plan import Buffer, Plan, Program
+from dflashc.runtime.plan import Plan
 from dflashc.targets.context import PackedWeight
 from dflashc.targets.registry import find_target
 
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
 
     from dflashc.targets.base import Target
 
-VERIFY_ROWS = range(1, 17)
-PREFILL_ROWS = (64, 256)
-CONTEXT_STEP = 256
+CONTEXT_STEP = 256  # tokens: a part of the attention kernels
 MAX_CONTEXT = 1 << 20
 
 
@@ -59,43 +59,68 @@ class Silent:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What the user asked for. `context` in tokens, 0 for the model's own; `dump` receives the IR of every phase."""
+    """What the user asked for.
+
+    Attributes
+    ----------
+    drafter : Path, optional
+        A drafter for the model; giving one means that the artefact speculates.
+    context : int
+        Capacity in tokens, 0 for the model's own.
+    dump : Path, optional
+        Receives the IR of every phase.
+    """
 
     model: Path
     target: str
     output: Path
+    drafter: Path | None = None
+    overrides: Overrides = field(default_factory=Overrides)
     context: int = 0
     dump: Path | None = None
 
 
 @dataclass
 class Lowered:
-    """A model lowered for a target, before anything is written."""
+    """A model or a pair lowered for a target, before anything is written.
 
-    gguf: GgufFile
+    Attributes
+    ----------
+    files : list of GgufFile
+        The target's and, of a pair, the drafter's.
+    sources : dict
+        Weights by parameter name, in the order in which they are stored.
+    """
+
+    files: list[GgufFile]
     config: ModelConfig
+    pair: PairReport | None
     target: Target
     sources: dict[str, WeightSource]
     plan: Plan
     requests: dict[str, Any]
-    tokenizer: Any
-    notes: list[str] = field(default_factory=list)
+    tokenizer: TokenizerFiles
+    notes: list[str]
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
 
 
 def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     """Build an artefact; returns its manifest. Raises a `DflashError` and leaves nothing half-written."""
     progress = progress or Silent()
     lowered = lower(options)
-    with lowered.gguf, new_artefact(options.output) as folder:
+    with closing(lowered), new_artefact(options.output) as folder:
         placed = place_weights(lowered.sources.values())
         _compile_and_pack(lowered, folder, placed, progress)
         (folder / PLAN).write_text(json.dumps(lowered.plan.to_json(), separators=(",", ":")))
         lowered.tokenizer.write(folder / "tokenizer")
         manifest = Manifest(
             dflashc=importlib.metadata.version("dflashc"), target=options.target,
-            requirements=lowered.target.requirements(), source=_source(lowered.gguf, progress),
-            config=dataclasses.asdict(lowered.config), context=lowered.plan.max_context, weights=tuple(placed),
-            tokenizer={}, self_test=(), notes=tuple(lowered.notes))
+            requirements=lowered.target.requirements(), sources=_sources(lowered.files, progress),
+            config=dataclasses.asdict(lowered.config), drafter=_drafter(lowered.pair),
+            context=lowered.plan.max_context, weights=tuple(placed), self_test=(), notes=tuple(lowered.notes))
         write_manifest(folder, manifest)
         manifest = dataclasses.replace(manifest, self_test=_record_self_test(folder, progress))
         write_manifest(folder, manifest)
@@ -104,17 +129,54 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 
 def lower(options: BuildOptions) -> Lowered:
     """Everything up to the plan: reads metadata, norms and frequency tables, and no other weights."""
+    from dflashc.compiler.lower.programs import accept_function, lower_programs
+    from dflashc.passes.pipeline import optimise
+
     target = find_target(options.target)
     target.check_toolchain()
     gguf = open_gguf(options.model)
     config = read_model_config(gguf)
     context = _context(options.context, config)
     tokenizer = build_tokenizer(gguf)
-    module = build_graph(gguf, config)
-    sources, notes = _weights(module, gguf, config, target)
+    files, tensors, pair, drafter_graph = [gguf], dict(gguf.tensors), None, None
+    if options.drafter is not None:
+        pair, drafter_file, drafter_tensors, drafter_graph = _read_drafter(options, gguf, config)
+        files.append(drafter_file)
+        tensors |= drafter_tensors
+    module = build_graph(gguf, config, pair.config.taps if pair else ())
+    if drafter_graph is not None:
+        module.update(drafter_graph)
+        module["accept"] = accept_function()
+    sources, notes = _weights(module, tensors, config, pair, target)
     packed = {name: s.packed for name, s in sources.items()}
-    plan, requests = _plan(module, config, packed, target, context, options.dump)
-    return Lowered(gguf, config, target, sources, plan, requests, tokenizer, notes)
+    module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()},
+                      options.dump)
+    programs = lower_programs(module, config, pair.config if pair else None, packed, target.rules(), target.name, context)
+    notes += [*pair.notes, *pair.warnings] if pair else []
+    return Lowered(files, config, pair, target, _ordered(sources, programs.adjacent), programs.plan, programs.requests,
+                   tokenizer, notes)
+
+
+def _read_drafter(options: BuildOptions, gguf: GgufFile,
+                  config: ModelConfig) -> tuple[PairReport, GgufFile, dict[str, GgufTensor], tvm.IRModule]:
+    """The checked pair, the drafter's file, its tensors under their parameter names, and its graph."""
+    from dflashc.compiler.drafter.graph import PREFIX, drafter_module
+
+    assert options.drafter is not None
+    file = open_gguf(options.drafter)
+    drafter = normalise(file)
+    report = check_pair(gguf, config, file, drafter, options.overrides)
+    graph = drafter_module(report.config, drafter.tensors, gguf.tensors)
+    return report, file, {PREFIX + name: tensor for name, tensor in drafter.tensors.items()}, graph
+
+
+def _drafter(pair: PairReport | None) -> dict[str, Any]:
+    """What the runtime needs to know of the drafter; empty without one."""
+    if pair is None:
+        return {}
+    from dflashc.compiler.lower.programs import most_width
+
+    return {"width": most_width(pair.config), "mask_id": pair.config.mask_id, "pair": pair.to_json()}
 
 
 def _context(asked: int, config: ModelConfig) -> int:
@@ -125,70 +187,44 @@ def _context(asked: int, config: ModelConfig) -> int:
     return -(-wanted // CONTEXT_STEP) * CONTEXT_STEP
 
 
-def _weights(module: tvm.IRModule, gguf: GgufFile, config: ModelConfig,
+def _weights(module: tvm.IRModule, tensors: dict[str, GgufTensor], config: ModelConfig, pair: PairReport | None,
              target: Target) -> tuple[dict[str, WeightSource], list[str]]:
-    """Sources of all weights that the graph names, in the order of their use."""
-    frequencies = {f"rope.{r.name}.frequencies": np.array(r.frequencies) for r in config.ropes}
+    """Sources of all weights that the graphs name, and notes about formats stored wider than in the file."""
+    from dflashc.compiler.models.graph import frequencies_name
+
+    frequencies = {frequencies_name(r.name): np.array(r.frequencies) for r in config.ropes}
+    if pair is not None:
+        frequencies[frequencies_name("drafter")] = np.array(pair.config.rope.frequencies)
     sources: dict[str, WeightSource] = {}
     notes: dict[str, None] = {}
-    for function in ("decode", "logits"):
-        for parameter in module[function].params:
-            name = parameter.name
-            if name in sources or (name not in gguf.tensors and name not in frequencies):
+    for function in module.functions.values():
+        for name in (p.name for p in function.params):
+            if name in sources or (name not in tensors and name not in frequencies):
                 continue
             array = frequencies.get(name)
-            if array is None and len(gguf.tensors[name].shape) == 1:
-                array = gguf.tensors[name].dequantise()
+            if array is None and _stays_float(name, tensors[name]):
+                array = tensors[name].dequantise()
             if array is not None:
                 sources[name] = WeightSource(PackedWeight(name, RAW, "", 1, array.size, array.nbytes), array=array)
                 continue
-            tensor = gguf.tensors[name]
-            weight, note = target.describe_weight(name, tensor.type_name, tensor.shape)
-            sources[name] = WeightSource(weight, tensor.type_name)
+            weight, note = target.describe_weight(name, tensors[name].type_name, tensors[name].shape)
+            sources[name] = WeightSource(weight, tensors[name])
             if note:
                 notes[note] = None
     return sources, list(notes)
 
 
-def _plan(module: tvm.IRModule, config: ModelConfig, packed: dict[str, PackedWeight], target: Target, context: int,
-          dump: Path | None) -> tuple[Plan, dict[str, Any]]:
-    """Fuse, then lower every program at its number of rows."""
-    from dflashc.compiler.lower.program import ARENA, STATE_WORDS, lower_program
-    from dflashc.passes.pipeline import optimise
-
-    module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()}, dump)
-    most, heads = max(PREFILL_ROWS), max(VERIFY_ROWS)
-    row = config.hidden * 4
-    kv_row = config.kv_heads * config.head_size * 2
-    # "hidden" is what a head reads: rows of "residual", chosen when a run is recorded.
-    shared = {b.name: b for b in (
-        Buffer("state", "state", STATE_WORDS * 8), Buffer("tokens", "state", most * 4),
-        Buffer("residual", "scratch", most * row), Buffer("hidden", "view", most * row),
-        Buffer("ids", "output", heads * 4),
-        Buffer("logits", "output", heads * config.vocabulary * 4),
-        *(Buffer(f"cache.{layer}.{which}", "cache", 0, kv_row) for layer in range(config.layers) for which in "kv"))}
-    programs: dict[str, Program] = {}
-    requests: dict[str, Any] = {}
-    arena = 0
-    rules = target.rules()
-    for role, rows, output in _roles():
-        lowered = lower_program(module[role], role, rows, [output], rules, packed, shared, target.name)
-        programs[f"{role}.{rows}"] = lowered.program
-        requests |= lowered.requests
-        arena = max(arena, lowered.arena_bytes)
-    shared[ARENA] = Buffer(ARENA, "scratch", arena)
-    plan = Plan(shared, programs, context)
-    plan.check()
-    return plan, requests
+def _stays_float(name: str, tensor: GgufTensor) -> bool:
+    """Norms, biases and convolution kernels are used as float32 arrays; matrices are packed."""
+    return len(tensor.shape) == 1 or name.endswith("_conv_base")
 
 
-def _roles() -> Iterable[tuple[str, int, str]]:
-    """(function, rows, output buffer) of every program."""
-    for rows in (*VERIFY_ROWS, *PREFILL_ROWS):
-        yield "decode", rows, "residual"
-    for rows in VERIFY_ROWS:
-        yield "ids", rows, "ids"
-        yield "logits", rows, "logits"
+def _ordered(sources: dict[str, WeightSource], adjacent: list[list[str]]) -> dict[str, WeightSource]:
+    """`sources` with every run of `adjacent` names side by side."""
+    first_of = {names[0]: names for names in adjacent}
+    moved = {name for names in adjacent for name in names[1:]}
+    order = [n for name in sources if name not in moved for n in first_of.get(name, [name])]
+    return {name: sources[name] for name in order}
 
 
 def _compile_and_pack(lowered: Lowered, folder: Path, placed: list[Any], progress: Progress) -> None:
@@ -207,7 +243,7 @@ def _compile_and_pack(lowered: Lowered, folder: Path, placed: list[Any], progres
     compiler = threading.Thread(target=compile_kernels)
     compiler.start()
     try:
-        write_weights(folder / WEIGHTS, lowered.gguf, lowered.sources, placed, lowered.target.pack_rows,
+        write_weights(folder / WEIGHTS, lowered.sources, placed, lowered.target.pack_rows,
                       lowered.target.row_group, lambda size: progress.advance("weights", size))
     finally:
         compiler.join()
@@ -215,14 +251,17 @@ def _compile_and_pack(lowered: Lowered, folder: Path, placed: list[Any], progres
         raise failure[0]
 
 
-def _source(gguf: GgufFile, progress: Progress) -> Source:
-    progress.start("hashing", len(gguf.paths))
-    hashes = {}
-    for path in gguf.paths:
-        hashes[path.name] = sha256_file(path)
-        progress.advance("hashing", 1)
-    return Source(gguf.get_str("general.name", default=gguf.paths[0].stem), gguf.get_str("general.architecture"),
-                  hashes, gguf.size)
+def _sources(files: list[GgufFile], progress: Progress) -> tuple[Source, ...]:
+    progress.start("hashing", sum(len(f.paths) for f in files))
+    sources = []
+    for file in files:
+        hashes = {}
+        for path in file.paths:
+            hashes[path.name] = sha256_file(path)
+            progress.advance("hashing", 1)
+        sources.append(Source(file.get_str("general.name", default=file.paths[0].stem),
+                              file.get_str("general.architecture"), hashes, file.size))
+    return tuple(sources)
 
 
 def _record_self_test(folder: Path, progress: Progress) -> tuple[Any, ...]:

@@ -283,3 +283,13 @@ def norm_convolution(x: Expr, z: Expr, dynamic: Expr, base: Expr, weight: Expr |
     results = [_like(x), *(form_type(f, rows, int(columns)) for f in forms)]
     return operator("norm_convolution", [x, z, dynamic, base, relax.Tuple([] if weight is None else [weight])],
                     [epsilon, ",".join(forms)], relax.TupleType(results))
+
+
+def accept(tokens: Expr, ids: Expr, state: Expr, block: Expr) -> Expr:
+    """Greedy acceptance of the proposals tokens[1:] (m,) by the target's `ids` (m,); int32 (m + 1,), see below.
+
+    With k the length of the longest prefix whose tokens[i + 1] == ids[i]: the result is k, the k accepted tokens and
+    ids[k]; state[0] grows by k + 1, and ids[k] becomes the anchor, tokens[0] and block[0].
+    """
+    rows = shape(tokens)[0]
+    return operator("accept", [tokens, ids, state, block], [], relax.TensorType((rows + 1,), "int32"))

@@ -20,6 +20,7 @@ from dflashc.passes.fuse_kv_injection import fuse_kv_injection
 from dflashc.passes.fuse_norm import fuse_norm
 from dflashc.passes.fuse_quantise import fuse_quantise
 from dflashc.passes.fuse_verify import fuse_verify
+from dflashc.passes.hoist_positions import hoist_positions
 from dflashc.passes.merge_projections import merge_projections
 from dflashc.passes.separate_projections import separate_projections
 
@@ -50,6 +51,8 @@ def optimise(module: tvm.IRModule, formats: Mapping[str, str], forms: Mapping[st
         ("fuse_denoise_block", fuse_denoise_block),
         ("fuse_quantise", fuse_quantise),
         ("fuse_norm", fuse_norm),
+        # Phase 4: what all programs of a run share.
+        ("hoist_positions", hoist_positions),
     ]
     _dump(module, dump, 0, "graph")
     for number, (name, phase) in enumerate(phases, start=1):

@@ -6,7 +6,7 @@ binding, or several at once, by something else. What is no longer used is droppe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -54,11 +54,11 @@ class Rewriter:
         return len(self.users(var)) == 1 and not self.is_result(var)
 
     def is_result(self, var: Expr) -> bool:
-        """Whether the function returns `var` itself."""
+        """Whether the function returns `var`, alone or in a tuple that is not bound to a variable."""
         result = self.function.body.body
-        while not result.same_as(var) and isinstance(self.value(result), relax.Var) and result in self._values:
+        while not result.same_as(var) and isinstance(self._values.get(result), relax.Var):
             result = self._values[result]
-        return result.same_as(var)
+        return any(var.same_as(returned) for returned in _variables(result))
 
     def new(self, expr: Expr) -> Expr:
         """The same expression in terms of the new variables."""
@@ -94,14 +94,18 @@ Rule = Callable[[Rewriter, Expr, Expr], Expr | None]
 """rule(rewriter, old variable, old value) returns the new value, or None to keep the binding (or after `replace`)."""
 
 
-def rewrite(function: relax.Function, rule: Rule, parameters: Mapping[Expr, Expr] | None = None) -> relax.Function:
-    """Copy `function`, asking `rule` at every binding; `parameters` maps those that are replaced to the new ones."""
+def rewrite(function: relax.Function, rule: Rule, parameters: Mapping[Expr, Expr] | None = None,
+            added: Sequence[Expr] = ()) -> relax.Function:
+    """Copy `function`, asking `rule` at every binding.
+
+    `parameters` maps those that are replaced to the new ones; `added` are put behind the function's own.
+    """
     old = Rewriter(function)
     replaced = dict(parameters or {})
     for parameter, new_parameter in replaced.items():
         old.replace(parameter, new_parameter)
     builder = old.builder
-    with builder.function("function", [replaced.get(p, p) for p in function.params]):
+    with builder.function("function", [*(replaced.get(p, p) for p in function.params), *added]):
         with builder.dataflow():
             for var, value in old.bindings:
                 if var in old._replaced:

@@ -44,7 +44,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Source:
-    """The model file an artefact was built from."""
+    """A model an artefact was built from: its files with their hashes."""
 
     name: str
     architecture: str
@@ -70,16 +70,26 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """See the module. `notes` are substitutions made while building, e.g. a block format stored as a wider one."""
+    """See the module.
+
+    Attributes
+    ----------
+    sources : tuple of Source
+        The target and, of a pair, the drafter.
+    config, drafter : dict
+        The target's configuration; of a pair the widest draft, the mask token and what the pair check found.
+    notes : tuple of str
+        What the user should know: a block format stored as a wider one, an assumption about the drafter.
+    """
 
     dflashc: str
     target: str
     requirements: Requirements
-    source: Source
+    sources: tuple[Source, ...]
     config: dict[str, Any]
+    drafter: dict[str, Any]
     context: int
     weights: tuple[Weight, ...]
-    tokenizer: dict[str, Any]
     self_test: tuple[SelfTest, ...]
     notes: tuple[str, ...]
     files: dict[str, File] = field(default_factory=dict)
@@ -96,7 +106,7 @@ class Manifest:
         values = {k: v for k, v in document.items() if k != "schema"}
         try:
             values["requirements"] = _record(Requirements, values["requirements"])
-            values["source"] = _record(Source, values["source"])
+            values["sources"] = tuple(_record(Source, s) for s in values["sources"])
             values["weights"] = tuple(_record(Weight, w) for w in values["weights"])
             values["self_test"] = tuple(
                 SelfTest(tuple(t["prompt"]), tuple(t["expected"])) for t in values["self_test"])

@@ -45,13 +45,19 @@ class Buffer:
 class Operand:
     """One entry of a launch's argument table.
 
-    kind "weight": `name` is a packed tensor, `value` a byte offset into it; "buffer": `name` is a buffer, `value` a byte
-    offset; "i64", "f32": the scalar `value`; "context": the context capacity in tokens, known when the plan is bound.
+    kind "weight": `name` is a packed tensor, `value` a byte offset into it; "buffer": `name` is a buffer, `value` +
+    `per_token` * context capacity a byte offset; "i64", "f32": the scalar `value`; "context": the context capacity in
+    tokens, known when the plan is bound.
     """
 
     kind: str
     name: str = ""
     value: float = 0
+    per_token: int = 0
+
+    def offset(self, context: int) -> int:
+        """Byte offset at a context capacity of `context` tokens."""
+        return int(self.value) + self.per_token * context
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Plan:
                 for operand in launch.operands:
                     if operand.kind == "buffer":
                         buffer = self.buffers.get(operand.name)
-                        if buffer is None or not 0 <= operand.value <= buffer.size(self.max_context):
+                        if buffer is None or not 0 <= operand.offset(self.max_context) <= buffer.size(self.max_context):
                             raise ArtefactError(f"the plan is damaged: program {name} names buffer {operand.name!r} "
                                                 f"at {operand.value}, which does not exist: build again")
 
@@ -166,7 +172,12 @@ def load_plan(path: Path) -> Plan:
 def _program_json(program: Program) -> dict[str, Any]:
     return {"role": program.role, "rows": program.rows, "launches": [
         [x.kernel, x.operation, [x.units.multiple, x.units.addend, x.units.divisor], x.grain, int(x.barrier),
-         x.bytes_read, x.flops, [[o.kind, o.name, o.value] for o in x.operands]] for x in program.launches]}
+         x.bytes_read, x.flops, [_operand_json(o) for o in x.operands]] for x in program.launches]}
+
+
+def _operand_json(operand: Operand) -> list[Any]:
+    entry = [operand.kind, operand.name, operand.value]
+    return [*entry, operand.per_token] if operand.per_token else entry
 
 
 def _program(document: dict[str, Any]) -> Program:

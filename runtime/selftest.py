@@ -6,6 +6,8 @@ Prompts are token ids made by formula, so they need no tokenizer and exercise ev
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.device.cpu import CpuDevice
@@ -13,6 +15,7 @@ from dflashc.runtime.errors import ArtefactError
 from dflashc.runtime.manifest import SelfTest
 from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.session import Session
+from dflashc.runtime.width import FixedWidth
 
 _LENGTHS = (1, 23, 85)
 _CONTINUATION = 16
@@ -26,29 +29,31 @@ def prompts(vocabulary: int, context: int) -> list[tuple[int, ...]]:
 
 def record(artefact: Artefact) -> tuple[SelfTest, ...]:
     """Run the prompts and return what came out."""
-    session = _session(artefact)
-    return tuple(SelfTest(p, _continuation(session, p)) for p in prompts(session.vocabulary, session.context))
+    with _session(artefact) as session:
+        return tuple(SelfTest(p, _continuation(session, p)) for p in prompts(session.vocabulary, session.context))
 
 
 def run(artefact: Artefact) -> None:
-    """Raise `ArtefactError` unless every prompt continues as recorded."""
+    """Raise `ArtefactError` unless every prompt continues as recorded, at every draft width."""
     if not artefact.manifest.self_test:
         raise ArtefactError("the artefact has no self-test: it was built on a machine that cannot run it")
-    session = _session(artefact)
-    for number, test in enumerate(artefact.manifest.self_test, start=1):
-        found = _continuation(session, test.prompt)
-        if found != test.expected:
-            at = next(i for i, (a, b) in enumerate(zip(found, test.expected, strict=True)) if a != b)
-            raise ArtefactError(f"self-test {number}: token {at} is {found[at]}, {test.expected[at]} expected; the "
-                                "artefact does not compute on this machine what it did when it was built")
+    with _session(artefact) as session:
+        for number, test in enumerate(artefact.manifest.self_test, start=1):
+            for width in range(session.most_width + 1):
+                found = _continuation(session, test.prompt, width)
+                if found != test.expected:
+                    raise ArtefactError(f"self-test {number}, width {width}: tokens {list(found)} found, "
+                                        f"{list(test.expected)} expected; the artefact does not compute on this machine "
+                                        "what it did when it was built")
 
 
-def _session(artefact: Artefact) -> Session:
-    device = CpuDevice(artefact.kernels, len(os.sched_getaffinity(0)))
-    context = min(artefact.plan.max_context, 256)
-    return Session(artefact, device, context)
+@contextmanager
+def _session(artefact: Artefact) -> Iterator[Session]:
+    with CpuDevice(artefact.kernels, len(os.sched_getaffinity(0))) as device:
+        yield Session(artefact, device, min(artefact.plan.max_context, 256))
 
 
-def _continuation(session: Session, prompt: tuple[int, ...]) -> tuple[int, ...]:
+def _continuation(session: Session, prompt: tuple[int, ...], width: int = 0) -> tuple[int, ...]:
     session.rewind(0)
-    return tuple(session.generate(prompt, SamplingParameters(temperature=0.0), _CONTINUATION))
+    greedy = SamplingParameters(temperature=0.0)
+    return tuple(session.generate(prompt, greedy, _CONTINUATION, width=FixedWidth(width)))

@@ -1,32 +1,59 @@
 """A conversation with a model: caches, committed tokens, prefill and decoding on one device.
 
-Owns the decode loop and the prefix cache. Works in token ids; knows nothing of text, templates or HTTP.
+Owns the decode loop, plain or in speculative rounds, and the prefix cache. Works in token ids; knows nothing of text,
+templates or HTTP.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.device.base import Device, Memory, Replay
 from dflashc.runtime.errors import RequestError
-from dflashc.runtime.plan import Launch
 from dflashc.runtime.sampling import SamplingParameters, sample
+from dflashc.runtime.width import WidthController
 
 
 @dataclass
 class Statistics:
-    """What a generation did. Times in seconds; `cached` are prompt tokens that were already in the caches."""
+    """What a generation did. Times in seconds; `cached` are prompt tokens that were already in the caches.
+
+    Attributes
+    ----------
+    rounds : int
+        Passes of the target after prefill.
+    drafted, accepted : int
+        Proposals that were verified, and those that were kept (llama.cpp's draft_n and draft_n_accepted).
+    reached : list of int
+        Per position 1.. of a proposal: rounds in which it was kept, out of `offered` rounds in which it was made.
+    """
 
     prompt: int = 0
     cached: int = 0
     generated: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    reached: list[int] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
+
+    def count_round(self, width: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += width
+        self.accepted += accepted
+        grow = width - len(self.offered)
+        self.offered += [0] * grow
+        self.reached += [0] * grow
+        for position in range(width):
+            self.offered[position] += 1
+            self.reached[position] += position < accepted
 
 
 class Session:
@@ -41,42 +68,93 @@ class Session:
     ----------
     tokens : list of int
         Tokens whose K and V are in the caches; n of the state block is their number.
+    most_width : int
+        Widest draft; 0 without a drafter.
     """
 
     def __init__(self, artefact: Artefact, device: Device, context: int) -> None:
+        manifest = artefact.manifest
         self._plan = artefact.plan
         self._device = device
         self.context = context
-        self.vocabulary: int = artefact.manifest.config["vocabulary"]
-        self._hidden: int = artefact.manifest.config["hidden"]
+        self.vocabulary: int = manifest.config["vocabulary"]
+        self._row_bytes: int = manifest.config["hidden"] * 4
+        self.most_width: int = manifest.drafter.get("width", 0)
         self.tokens: list[int] = []
+        self.statistics = Statistics()
         self._memories: dict[str, Memory] = {
             name: device.alloc(buffer.size(context)) for name, buffer in self._plan.buffers.items()
             if buffer.role != "view"}
         weights = device.map_file(artefact.weights)
-        for weight in artefact.manifest.weights:
+        for weight in manifest.weights:
             self._memories[weight.name] = weights.view(weight.offset, weight.bytes)
-        # by (decode rows, head program or None, residual row the head starts at)
-        self._replays: dict[tuple[int, str | None, int], Replay] = {}
-        self.statistics = Statistics()
-        self._prefill_rows = sorted((p.rows for p in self._plan.programs.values() if p.role == "decode"), reverse=True)
+        if self.most_width:
+            block = np.full(self.most_width + 1, manifest.drafter["mask_id"], np.int32)
+            device.upload(self._memories["block"], block)
+        self._replays: dict[tuple[str, ...], Replay] = {}
+        self._decode_rows = sorted((p.rows for p in self._plan.programs.values() if p.role == "decode"), reverse=True)
+        # what the device's state block holds, so that a round uploads nothing
+        self._device_length = self._device_anchor = -1
+
+    # One run ---------------------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int], head: str | None, first_row: int = 0, rows: int = 0) -> None:
-        """Run the model over `tokens`, which become committed.
+        """Run the model over `tokens`, which become committed, in the drafter's caches too.
 
         Parameters
         ----------
         head : str or None
             "ids" or "logits": also run the output head over `rows` rows from `first_row` on.
         """
-        n, m = len(self.tokens), len(tokens)
-        if n + m > self.context:
-            raise RequestError(f"the context is full: {n} tokens and {m} more do not fit {self.context}; use a larger "
-                               "--ctx or a shorter prompt")
+        self._require_room(len(tokens))
+        self._set_length()
         self._device.upload(self._memories["tokens"], np.asarray(tokens, np.int32))
-        self._device.upload(self._memories["state"], np.array([n], np.int64))
-        self._replay(m, f"{head}.{rows}" if head else None, first_row).run()
+        self._device_anchor = -1
+        m = len(tokens)
+        self._replay(first_row, f"positions.{m}", f"decode.{m}", *self._inject(m),
+                     *([f"{head}.{rows}"] if head else [])).run()
         self.tokens.extend(tokens)
+
+    def round(self, anchor: int, width: int) -> list[int]:
+        """One greedy round: draft `width` proposals after `anchor`, verify, accept, inject.
+
+        Returns the tokens after the anchor: the accepted proposals and the target's next token. The anchor and the
+        accepted ones are committed.
+        """
+        self._require_room(width + 1)
+        self._set_length()
+        self._set_anchor(anchor)
+        m = width + 1
+        draft = [f"draft.{m}", f"propose.{width}"] if width else []
+        self._replay(0, f"positions.{m}", *draft, f"decode.{m}", f"ids.{m}", *self._inject(m), f"accept.{m}").run()
+        emitted = self._device.download(self._memories["emitted"], "int32", m + 1)
+        accepted = int(emitted[0])
+        after = [int(t) for t in emitted[1 : accepted + 2]]
+        self._commit(anchor, after, width)
+        self._device_length, self._device_anchor = len(self.tokens), after[-1]
+        return after
+
+    def sampled_round(self, anchor: int, width: int, parameters: SamplingParameters) -> list[int]:
+        """Like `round`, but every token is drawn by the request's sampler from the target's logits, and a proposal is
+        kept when it is what was drawn (sample-and-match: lossless for every sampler)."""
+        self._require_room(width + 1)
+        self._set_length()
+        self._set_anchor(anchor)
+        m = width + 1
+        draft = [f"draft.{m}", f"propose.{width}"] if width else []
+        self._replay(0, f"positions.{m}", *draft, f"decode.{m}", f"logits.{m}", *self._inject(m)).run()
+        proposals = self._device.download(self._memories["tokens"], "int32", width, offset=4)
+        logits = self.logits(m)
+        history, after = [*self.tokens, anchor], []
+        for row in range(m):
+            token = sample(logits[row], history, len(history), parameters)
+            after.append(token)
+            history.append(token)
+            if row == width or token != proposals[row]:
+                break
+        self._commit(anchor, after, width)
+        self._device_anchor = -1
+        return after
 
     def ids(self, rows: int) -> np.ndarray:
         """Arg-max token of each row of the last "ids" head, int32 (rows,)."""
@@ -88,8 +166,10 @@ class Session:
         return flat.reshape(rows, self.vocabulary)
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens after the first `length`."""
+        """Forget all tokens after the first `length`, for target and drafter."""
         del self.tokens[length:]
+
+    # A whole answer --------------------------------------------------------------------------------------------
 
     def prefill(self, prompt: Sequence[int], head: str) -> int:
         """Commit `prompt`, reusing the part the caches already hold, and run `head` over its last row.
@@ -111,47 +191,91 @@ class Session:
         position = shared
         while position < len(prompt):
             rest = len(prompt) - position
-            rows = next(r for r in self._prefill_rows if r <= rest)
+            rows = next(r for r in self._decode_rows if r <= rest)
             last = rows == rest
             self.decode(prompt[position : position + rows], head if last else None, rows - 1, 1)
             position += rows
         return shared
 
     def generate(self, prompt: Sequence[int], parameters: SamplingParameters, limit: int,
-                 stop: frozenset[int] = frozenset()) -> Iterator[int]:
+                 stop: frozenset[int] = frozenset(), width: WidthController | None = None) -> Iterator[int]:
         """Yield tokens until one of `stop` (not yielded), `limit` tokens, or a full context.
 
-        `statistics` holds the counters of the last call. A token is committed when the next one is computed, so a
-        consumer that stops leaves the caches at what it has seen.
+        `width` chooses how many tokens are drafted per round; plain decoding without one. `statistics` holds the
+        counters of the last call. The caches never hold more than what was yielded, wherever the consumer stops.
         """
         self.statistics = statistics = Statistics(prompt=len(prompt))
         head = "ids" if parameters.is_plain_argmax else "logits"
         started = time.perf_counter()
         statistics.cached = self.prefill(prompt, head)
+        if head == "ids":
+            token = int(self.ids(1)[0])
+        else:
+            token = sample(self.logits(1)[0], self.tokens, len(self.tokens), parameters)
         statistics.prefill_seconds = time.perf_counter() - started
-        while statistics.generated < limit:
-            if head == "ids":
-                token = int(self.ids(1)[0])
-            else:
-                token = sample(self.logits(1)[0], self.tokens, len(self.tokens), parameters)
-            if token in stop:
-                return
-            statistics.generated += 1
-            yield token
-            if statistics.generated == limit or len(self.tokens) == self.context:
+        pending = [token]
+        while True:
+            base = len(self.tokens) - (len(pending) - 1)  # committed tokens, should none of `pending` be yielded
+            yielded = 0
+            try:
+                for token in pending:
+                    if token in stop or statistics.generated == limit:
+                        return
+                    statistics.generated += 1
+                    yielded += 1
+                    yield token
+            finally:
+                self.rewind(min(len(self.tokens), base + yielded))
+            room = min(limit - statistics.generated - 1, self.context - len(self.tokens) - 1)
+            if room < 0:
                 return
             started = time.perf_counter()
-            self.decode([token], head, 0, 1)
-            statistics.decode_seconds += time.perf_counter() - started
+            chosen = min(width.choose(len(self.tokens)), room, self.most_width) if width else 0
+            if parameters.is_plain_argmax:
+                pending = self.round(token, chosen) if self.most_width else self._plain(token)
+            else:
+                pending = self.sampled_round(token, chosen, parameters)
+            seconds = time.perf_counter() - started
+            statistics.decode_seconds += seconds
+            if width:
+                width.record(chosen, len(pending) - 1, seconds)
 
-    def _replay(self, rows: int, head: str | None, first_row: int) -> Replay:
-        key = (rows, head, first_row)
+    def _plain(self, token: int) -> list[int]:
+        """A step of a model without a drafter."""
+        self.decode([token], "ids", 0, 1)
+        self.statistics.rounds += 1
+        return [int(self.ids(1)[0])]
+
+    def _commit(self, anchor: int, after: list[int], width: int) -> None:
+        self.tokens += [anchor, *after[:-1]]
+        self.statistics.count_round(width, len(after) - 1)
+
+    def _require_room(self, count: int) -> None:
+        if len(self.tokens) + count > self.context:
+            raise RequestError(f"the context is full: {len(self.tokens)} tokens and {count} more do not fit "
+                               f"{self.context}; use a larger --ctx or a shorter prompt")
+
+    def _inject(self, rows: int) -> list[str]:
+        return [f"inject.{rows}"] if self.most_width else []
+
+    def _set_length(self) -> None:
+        if self._device_length != len(self.tokens):
+            self._device.upload(self._memories["state"], np.array([len(self.tokens)], np.int64))
+        self._device_length = -1  # until a run that keeps it in step says otherwise
+
+    def _set_anchor(self, anchor: int) -> None:
+        if self._device_anchor != anchor:
+            first = np.array([anchor], np.int32)
+            self._device.upload(self._memories["tokens"], first)
+            if self.most_width:
+                self._device.upload(self._memories["block"], first)
+
+    def _replay(self, first_row: int, *programs: str) -> Replay:
+        """The recorded run of `programs`, in order; heads read the residual stream from `first_row` on."""
+        key = (str(first_row), *programs)
         if key not in self._replays:
-            launches: list[Launch] = list(self._plan.programs[f"decode.{rows}"].launches)
             memories = dict(self._memories)
-            if head is not None:
-                start = first_row * self._hidden * 4
-                memories["hidden"] = self._memories["residual"].view(start)
-                launches += self._plan.programs[head].launches
+            memories["hidden"] = self._memories["residual"].view(first_row * self._row_bytes)
+            launches = [x for name in programs for x in self._plan.programs[name].launches]
             self._replays[key] = self._device.record(launches, memories, self.context)
         return self._replays[key]

@@ -48,6 +48,8 @@ class ProgramContext:
         Kernels to compile, by symbol.
     placed : dict
         Memory already chosen for a variable, or for (variable, index of its part): the program's results.
+    adjacent : list
+        Runs of weights that must lie one behind the other.
     """
 
     rows: int
@@ -57,7 +59,8 @@ class ProgramContext:
     launches: list[Launch] = field(default_factory=list)
     requests: dict[str, Any] = field(default_factory=dict)
     values: dict[Expr, Parts] = field(default_factory=dict)
-    placed: dict[Any, Operand] = field(default_factory=dict)
+    placed: dict[Any, Parts] = field(default_factory=dict)
+    adjacent: list[list[str]] = field(default_factory=list)
 
     def parts(self, expr: Expr) -> Parts:
         """The memory of a variable, tuple or tuple item."""
@@ -103,6 +106,11 @@ class ProgramContext:
         name = f"t{len(self.temporaries)}"
         self.temporaries[name] = nbytes
         return Operand("temporary", name)
+
+    def keep_adjacent(self, names: list[str]) -> None:
+        """Ask for these weights to be stored one behind the other, in this order."""
+        if names not in self.adjacent:
+            self.adjacent.append(names)
 
     def share(self, buffer: Buffer) -> Operand:
         """A buffer common to all programs; its size is the largest that any of them asks for."""

@@ -5,7 +5,7 @@ The target supplies one rule per operator; an operator without a rule fails the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,60 +18,75 @@ from dflashc.runtime.plan import Buffer, Launch, Operand, Program
 from dflashc.targets.context import PackedWeight, Parts, ProgramContext, Rule
 
 ARENA = "arena"
-STATE_WORDS = 8
 
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """A program, the bytes of arena it needs, and the kernels it calls by symbol."""
+    """A program, the bytes of arena it needs, the kernels it calls by symbol, and weights that must lie side by side."""
 
     program: Program
     arena_bytes: int
     requests: dict[str, Any]
+    adjacent: list[list[str]]
 
 
-def lower_program(function: relax.Function, role: str, rows: int, outputs: list[str], rules: Mapping[str, Rule],
-                  weights: Mapping[str, PackedWeight], shared: dict[str, Buffer], target: str) -> LoweredProgram:
-    """Lower `function` at M = `rows`.
+@dataclass(frozen=True)
+class Lowering:
+    """What all programs of a build share.
 
-    Parameters
+    Attributes
     ----------
-    outputs : list of str
-        Names of the shared buffers that receive the function's results, in order.
-    shared : dict
-        Buffers common to all programs; extended.
     target : str
         Its name, for messages.
+    buffers : dict
+        Buffers common to all programs; rules may add some.
     """
-    context = ProgramContext(rows, weights, shared)
-    for parameter in function.params:
-        context.values[parameter] = _parameter(parameter, rows, weights, shared)
-    bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
-    _place_outputs(function, bindings, outputs, context)
-    for var, value in bindings:
-        if isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem):
-            context.values[var] = context.parts(value)
-            continue
-        rule = rules.get(name_of(value))
-        if rule is None:
-            raise BuildError(f"operation {name_of(value) or value} has no kernel on target {target}")
-        rule(context, var, value)
-    return _finish(role, rows, context)
+
+    target: str
+    rules: Mapping[str, Rule]
+    weights: Mapping[str, PackedWeight]
+    buffers: dict[str, Buffer]
+
+    def lower(self, function: relax.Function, role: str, rows: int, parameters: Mapping[str, Parts],
+              outputs: Sequence[Parts]) -> LoweredProgram:
+        """Lower `function` at M = `rows`.
+
+        Parameters
+        ----------
+        parameters : mapping
+            Memory of the parameters that are neither weights nor buffers of the same name.
+        outputs : sequence
+            Memory that receives the function's results, in order; empty where nobody reads them.
+        """
+        context = ProgramContext(rows, self.weights, self.buffers)
+        for parameter in function.params:
+            context.values[parameter] = self._parameter(parameter.name, parameters)
+        bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
+        if outputs:
+            _place_outputs(function, bindings, outputs, context)
+        for var, value in bindings:
+            if isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem):
+                context.values[var] = context.parts(value)
+                continue
+            rule = self.rules.get(name_of(value))
+            if rule is None:
+                raise BuildError(f"operation {name_of(value) or value} has no kernel on target {self.target}")
+            rule(context, var, value)
+        return _finish(role, rows, context)
+
+    def _parameter(self, name: str, parameters: Mapping[str, Parts]) -> Parts:
+        if name in parameters:
+            return parameters[name]
+        if name in self.weights:
+            return Operand("weight", name)
+        if name not in self.buffers:
+            raise BuildError(f"parameter {name} is neither a weight nor a buffer")
+        return Operand("buffer", name)
 
 
-def _parameter(parameter: relax.Var, rows: int, weights: Mapping[str, PackedWeight],
-               shared: dict[str, Buffer]) -> Parts:
-    name = parameter.name
-    if name in weights:
-        return Operand("weight", name)
-    if name not in shared:
-        raise BuildError(f"parameter {name} is neither a weight nor a buffer")
-    return Operand("buffer", name)
-
-
-def _place_outputs(function: relax.Function, bindings: list[tuple[Any, Any]], outputs: list[str],
+def _place_outputs(function: relax.Function, bindings: list[tuple[Any, Any]], outputs: Sequence[Parts],
                    context: ProgramContext) -> None:
-    """Let the variables that the function returns live in the named buffers."""
+    """Let the variables that the function returns live in the memory given."""
     bound = dict(bindings)
 
     def resolve(expr: Any) -> Any:
@@ -81,12 +96,12 @@ def _place_outputs(function: relax.Function, bindings: list[tuple[Any, Any]], ou
 
     final = resolve(function.body.body)
     returned = [resolve(f) for f in final.fields] if isinstance(final, relax.Tuple) else [final]
-    for var, name in zip(returned, outputs, strict=True):
+    for var, parts in zip(returned, outputs, strict=True):
         item = bound.get(var)
         place = (item.tuple_value, item.index) if isinstance(item, relax.TupleGetItem) else var
         if place in context.placed:
-            raise BuildError(f"{name} and {context.placed[place].name} are the same value; name it once")
-        context.placed[place] = Operand("buffer", name)
+            raise BuildError("two results of a function are the same value; each needs memory of its own")
+        context.placed[place] = parts
 
 
 def _finish(role: str, rows: int, context: ProgramContext) -> LoweredProgram:
@@ -107,4 +122,4 @@ def _finish(role: str, rows: int, context: ProgramContext) -> LoweredProgram:
         return Operand("buffer", ARENA, offsets[operand.name] + int(operand.value))
 
     launches: list[Launch] = [replace(x, operands=tuple(place(o) for o in x.operands)) for x in context.launches]
-    return LoweredProgram(Program(role, rows, tuple(launches)), size, context.requests)
+    return LoweredProgram(Program(role, rows, tuple(launches)), size, context.requests, context.adjacent)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflashc.compiler.gguf import GgufFile
+from dflashc.compiler.gguf import GgufTensor
 from dflashc.runtime.manifest import Weight
 from dflashc.targets.context import PackedWeight
 
@@ -27,7 +27,7 @@ class WeightSource:
     """Where a weight's data comes from: a GGUF tensor to pack, or an array to store as it is."""
 
     packed: PackedWeight
-    type_name: str = ""
+    tensor: GgufTensor | None = None
     array: np.ndarray | None = None
 
 
@@ -45,7 +45,7 @@ def place_weights(sources: Iterable[WeightSource]) -> list[Weight]:
     return placed
 
 
-def write_weights(path: Path, gguf: GgufFile, sources: Mapping[str, WeightSource], placed: Iterable[Weight],
+def write_weights(path: Path, sources: Mapping[str, WeightSource], placed: Iterable[Weight],
                   pack_rows: PackRows, group: int, progress: Callable[[int], None]) -> None:
     """Write `weights.bin`.
 
@@ -60,7 +60,7 @@ def write_weights(path: Path, gguf: GgufFile, sources: Mapping[str, WeightSource
         for weight in placed:
             file.seek(weight.offset)
             written = 0
-            for piece in _pieces(gguf, sources[weight.name], pack_rows, group):
+            for piece in _pieces(sources[weight.name], pack_rows, group):
                 file.write(piece)
                 written += len(piece)
                 progress(len(piece))
@@ -68,13 +68,14 @@ def write_weights(path: Path, gguf: GgufFile, sources: Mapping[str, WeightSource
         file.truncate(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
 
 
-def _pieces(gguf: GgufFile, source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[memoryview]:
+def _pieces(source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[memoryview]:
     if source.array is not None:
         yield memoryview(np.ascontiguousarray(source.array).view(np.uint8).reshape(-1))
         return
-    tensor = gguf.tensors[source.packed.name]
+    tensor = source.tensor
+    assert tensor is not None, f"{source.packed.name} has no source"
     data = tensor.data()
     step = max(group, PIECE_BYTES // max(1, data.shape[1]) // group * group)
     for first in range(0, data.shape[0], step):
-        yield memoryview(pack_rows(source.type_name, data[first : first + step], source.packed.columns))
+        yield memoryview(pack_rows(tensor.type_name, data[first : first + step], source.packed.columns))
     tensor.release()

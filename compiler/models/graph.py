@@ -83,7 +83,7 @@ class Graph:
 
     def rope_table(self, rope: Rope, tokens: Expr | None = None) -> Expr:
         """Cosines and sines of the rows' positions; `tokens` gives the rows."""
-        frequencies = self.input(frequencies_name(rope), (len(rope.frequencies),), "float64")
+        frequencies = self.input(frequencies_name(rope.name), (len(rope.frequencies),), "float64")
         return self.emit(op.rope_table(self.tokens if tokens is None else tokens, self.state, frequencies, rope.magnitude), f"rope_{rope.name}")
 
     def cache(self, layer: int, which: str) -> relax.Var:
@@ -91,9 +91,9 @@ class Graph:
         return self.input(cache_name(self.prefix, layer, which), (c.kv_heads, self.context, c.head_size), "float16")
 
 
-def frequencies_name(rope: Rope) -> str:
-    """Name of a rope's table of frequencies among the parameters."""
-    return f"rope.{rope.name}.frequencies"
+def frequencies_name(rope: str) -> str:
+    """Name of the table of frequencies of the rope named `rope` among the parameters."""
+    return f"rope.{rope}.frequencies"
 
 
 def cache_name(prefix: str, layer: int, which: str) -> str:

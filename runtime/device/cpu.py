@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -65,6 +66,10 @@ class CpuReplay:
         groups = words[_HEADER // 8 :].reshape(-1, _RECORD // 8)[:, _GROUP // 8]
         groups[:] = base + groups * _RECORD
 
+    def __del__(self) -> None:
+        # A late worker may still walk the table of a run that is long done.
+        self._device.retire([table.ctypes.data for table in self._tables])
+
     def run(self) -> None:
         """One run; returns when all launches are done."""
         self._turn ^= 1
@@ -85,6 +90,8 @@ class CpuDevice:
         The artefact's shared library.
     threads : int
         Threads that compute; the caller is one of them.
+
+    Use as a context manager, or `close` it.
     """
 
     def __init__(self, library: Path, threads: int) -> None:
@@ -105,10 +112,19 @@ class CpuDevice:
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_void_p], None
         self._pool = HostMemory.allocate(_POOL_INSIDE + 64 * threads)
         self._pool.array.view(np.int64)[_POOL_WORKERS // 8] = threads - 1
+        self._empty = _aligned(_HEADER)
+        self._empty_state = np.zeros(1, np.int64)
+        self._empty.view(np.int64)[1] = self._empty_state.ctypes.data
         self._workers = [threading.Thread(target=self._work, args=(i,), daemon=True, name=f"dflash-{i}")
                          for i in range(threads - 1)]
         for worker in self._workers:
             worker.start()
+
+    def __enter__(self) -> CpuDevice:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _work(self, worker: int) -> None:
         self._library.dflash_work(ctypes.c_void_p(self._pool.address), ctypes.c_int64(worker))
@@ -160,9 +176,15 @@ class CpuDevice:
             for place, operand in enumerate(launch.operands):
                 arguments[index, place] = _operand_word(operand, memories, context)
             words[index, :6] = (self._address(launch.kernel), arguments[index].ctypes.data, launch.units.multiple,
-                                launch.units.addend, launch.units.divisor, launch.grain)
+                                launch.units.addend, launch.units.divisor, self._grain(launch))
             words[index, _GROUP // 8] = end
         return CpuReplay(self, records, [arguments, dict(memories)])
+
+    def _grain(self, launch: Launch) -> int:
+        """Units a thread claims at a time: as planned, but so that every thread gets some of them."""
+        if launch.units.divisor:
+            return launch.grain
+        return max(1, min(launch.grain, launch.units.multiple // (4 * self.threads)))
 
     def _address(self, kernel: str) -> int:
         try:
@@ -170,15 +192,21 @@ class CpuDevice:
         except AttributeError as error:
             raise ArtefactError(f"the artefact's library lacks kernel {kernel}: build again") from error
 
+    def retire(self, tables: list[int]) -> None:
+        """Return when no worker is in one of `tables`, nor will enter it: their memory may go."""
+        if not self._workers:
+            return
+        self._run(self._pool.address, self._empty.ctypes.data)
+        inside = self._pool.array.view(np.int64)[_POOL_INSIDE // 8 :: 8]
+        while np.isin(inside, tables).any():
+            time.sleep(0)
+
     def close(self) -> None:
         """Stop the workers. The device must not be used afterwards."""
         if not self._workers:
             return
         self._pool.array.view(np.int32)[_POOL_STOP // 4] = 1
-        empty = _aligned(_HEADER)
-        state = np.zeros(1, np.int64)
-        empty.view(np.int64)[1] = state.ctypes.data
-        self.run_table(empty.ctypes.data)  # moves the sequence on, which wakes sleepers
+        self._run(self._pool.address, self._empty.ctypes.data)  # moves the sequence on, which wakes sleepers
         for worker in self._workers:
             worker.join()
         self._workers = []
@@ -186,7 +214,7 @@ class CpuDevice:
 
 def _operand_word(operand: Operand, memories: Mapping[str, HostMemory], context: int) -> int:
     if operand.kind in ("weight", "buffer"):
-        return memories[operand.name].address + int(operand.value)
+        return memories[operand.name].address + operand.offset(context)
     if operand.kind == "f32":
         return int(np.float32(operand.value).view(np.int32))
     return context if operand.kind == "context" else int(operand.value)

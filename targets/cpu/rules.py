@@ -15,7 +15,10 @@ from dflashc.runtime.plan import Buffer, Operand, Units
 from dflashc.targets.context import PackedWeight, ProgramContext, Rule, flatten
 from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels import activation, argmax, attention, attention_tile, embedding, matmul, norm, rope
+from dflashc.targets.cpu.kernels import accept as accept_kernels
+from dflashc.targets.cpu.kernels import features as feature_kernels
 from dflashc.targets.cpu.kernels import gated as gated_kernels
+from dflashc.targets.cpu.kernels import kv_linear as kv_kernels
 from dflashc.targets.cpu.traits import Traits
 
 VERIFY_ROWS = range(1, 17)
@@ -23,24 +26,20 @@ VERIFY_ROWS = range(1, 17)
 
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 
-_CHUNK_BYTES = 32768
-"""Weight bytes a thread claims at a time: some microseconds of work."""
+_GRAIN = 16
+"""Row groups a thread claims at a time: each prefetches the next, so the first of a claim arrives cold."""
 
 
 def make_rules(traits: Traits) -> dict[str, Rule]:
     """The rules for a feature level, by operator."""
     lanes = traits.lanes
 
-    def grain(weight: PackedWeight, units: int, rows: int, matrices: int = 1) -> int:
-        per_unit = matrices * weight.bytes // max(units, 1) * max(1, rows // 4)
-        return max(1, min(_CHUNK_BYTES // max(per_unit, 1), units // 4))
-
     def embed(c: ProgramContext, var: Expr, call: Expr) -> None:
         tokens, table, scale = op.operands(call)
         weight = c.weight(table)
         c.launch(_request(embedding.embed, weight.format), "embedding", Units(c.rows),
                  [c.operand(tokens), c.operand(table), *flatten(c.result(var)), weight.columns,
-                  float(op.scalar(scale))], barrier=False)
+                  float(op.scalar(scale))])
 
     def rope_table(c: ProgramContext, var: Expr, call: Expr) -> None:
         _, state, frequencies, magnitude = op.operands(call)
@@ -48,7 +47,8 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         (table,) = flatten(c.result(var))
         cosine, sine = _cosine_sine(table, c.rows, pairs)
         c.launch(_request(rope.rope_table), "rope table", Units(c.rows),
-                 [c.operand(state), c.operand(frequencies), cosine, sine, pairs, float(op.scalar(magnitude))])
+                 [c.operand(state), c.operand(frequencies), cosine, sine, pairs, float(op.scalar(magnitude))],
+                 barrier=False)  # the embedding comes next and needs none of it
 
     def norm_rule(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, delta, post_weight, weight, epsilon, forms_text = op.operands(call)
@@ -87,7 +87,7 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
                      Units(units),
                      [*c.operands(inputs[weight.form]), c.operand(w), *bias, output, *_rows_scalar(rows, c.rows),
                       weight.columns, weight.rows, leading, column],
-                     grain=grain(weight, units, c.rows), barrier=index == len(weights) - 1,
+                     grain=_GRAIN, barrier=index == len(weights) - 1,
                      bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
             column += weight.rows
 
@@ -99,7 +99,7 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         c.launch(_request(gated_kernels.gated_matmul, weight.format, rows, _ACTIVATIONS[op.scalar(act)], form), weight.name, Units(units),
                  [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), *_rows_scalar(rows, c.rows),
                   weight.columns, weight.rows],
-                 grain=grain(weight, units, c.rows, 2), bytes_read=2 * weight.bytes,
+                 bytes_read=2 * weight.bytes,
                  flops=4 * c.rows * weight.rows * weight.columns)
 
     def gated(c: ProgramContext, var: Expr, call: Expr) -> None:
@@ -122,12 +122,51 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         best, index = c.temporary(units * c.rows * 4), c.temporary(units * c.rows * 4)
         c.launch(_request(argmax.matmul_argmax, weight.format, rows), weight.name, Units(units),
                  [*c.operands(x), c.operand(w), best, index, *_rows_scalar(rows, c.rows), weight.columns, weight.rows],
-                 grain=grain(weight, units, c.rows), bytes_read=weight.bytes,
+                 bytes_read=weight.bytes,
                  flops=2 * c.rows * weight.rows * weight.columns)
         c.launch(_request(argmax.argmax_reduce), "arg-max", Units(c.rows),
                  [best, index, *flatten(c.result(var)), units, c.rows])
 
+    def features(c: ProgramContext, var: Expr, call: Expr) -> None:
+        taps, form = op.operands(call)
+        outputs = flatten(c.result(var))
+        leading = sum(int(op.shape(t)[1]) for t in taps)
+        column = 0
+        for index, tap in enumerate(taps):
+            columns = int(op.shape(tap)[1])
+            c.launch(_request(feature_kernels.features, op.scalar(form)), "features", Units(c.rows),
+                     [c.operand(tap), *outputs, columns, leading, column], barrier=index == len(taps) - 1)
+            column += columns
+
+    def kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
+        """One launch where all projections share a block format, else one for each, side by side."""
+        x, weights, norms, table, caches, state, kv_heads, size, pairing, epsilon, _ = op.operands(call)
+        heads, head_size = op.scalar(kv_heads), op.scalar(size)
+        pairs = int(op.shape(table)[2])
+        cosine, sine = _cosine_sine(c.operand(table), c.rows, pairs)
+        packed = [c.weight(w) for w in weights]
+        c.keep_adjacent([w.name for w in packed])
+        c.keep_adjacent([n.name for n in norms])
+        rows = _kernel_rows(c.rows)
+        together = len({w.format for w in packed}) == 1
+        launches = [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]
+        for first, matrices in launches:
+            c.launch(_request(kv_kernels.kv_linear, matrices[0].format, rows, head_size, op.scalar(pairing)),
+                     "KV injection", Units(len(matrices) * heads),
+                     [*c.operands(x), Operand("weight", matrices[0].name), c.operand(norms[0]), c.operand(state), cosine,
+                      sine, c.operand(caches[0]), c.operand(caches[1]), *_rows_scalar(rows, c.rows),
+                      matrices[0].columns, heads, Operand("context"), pairs, first, float(op.scalar(epsilon))],
+                     barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),
+                     flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))
+        c.values[var] = []
+
+    def accept(c: ProgramContext, var: Expr, call: Expr) -> None:
+        tokens, ids, state, block = (c.operand(x) for x in op.operands(call))
+        c.launch(_request(accept_kernels.accept), "accept", Units(1),
+                 [tokens, ids, state, block, *flatten(c.result(var)), c.rows])
+
     return {
+        "dflashc.features": features, "dflashc.kv_injection": kv_injection, "dflashc.accept": accept,
         "dflashc.embed": embed, "dflashc.rope_table": rope_table, "dflashc.norm": norm_rule,
         "dflashc.quantise": quantise, "dflashc.linear_group": linear_group, "dflashc.gated_linear": gated_linear,
         "dflashc.gated": gated, "dflashc.softcap": softcap, "dflashc.linear_argmax": linear_argmax,
@@ -141,7 +180,7 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
     Prefill programs write the cache first and attend block by block of rows.
     """
     qkv, norms, table, keys, values, state, *scalars = op.operands(call)
-    query_heads, kv_heads, size, pairing, window, scale, epsilon, form = (op.scalar(s) for s in scalars)
+    query_heads, kv_heads, size, pairing, window, scale, mask, epsilon, form = (op.scalar(s) for s in scalars)
     group, normed = query_heads // kv_heads, len(norms) > 0
     pairs = int(op.shape(table)[2])
     leading = (query_heads + 2 * kv_heads) * size
@@ -159,7 +198,7 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
         per_part = kv_heads * queries
         partial_values = c.share(_parts_buffer("attention.values", per_part * size * 4))
         partial_sums = c.share(_parts_buffer("attention.sums", per_part * 2 * 4))
-        c.launch(_request(attention.attention, c.rows, group, size, pairing, normed), f"{label} attention",
+        c.launch(_request(attention.attention, c.rows, group, size, pairing, normed, mask), f"{label} attention",
                  Units(kv_heads, c.rows, attention_tile.PART),
                  [*common, *weights, *caches, partial_values, partial_sums, leading, kv_heads, capacity, window, pairs,
                   float(scale), *tail])
@@ -167,7 +206,7 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
         merged_form = form if direct else "f32"
         merged = outputs if direct else [c.temporary(c.rows * columns * 4)]
         units = c.rows * query_heads // attention.heads_per_unit(size, merged_form)
-        c.launch(_request(attention.attention_merge, size, merged_form), f"{label} attention merge", Units(units),
+        c.launch(_request(attention.attention_merge, size, merged_form, mask), f"{label} attention merge", Units(units),
                  [c.operand(state), partial_values, partial_sums, *merged, c.rows, kv_heads, group, window])
         if not direct:
             _quantise(c, merged[0], form, outputs, columns)

@@ -1,0 +1,175 @@
+"""Which programs a model or a pair consists of, at which rows, and the buffers they meet in.
+
+Roles: `positions` (rope tables, once per run), `decode` (target), `ids` and `logits` (its heads), and for a pair
+`inject`, `draft`, `propose` and `accept`. A round of width m is positions, draft, propose, decode, ids, inject, accept,
+all at m + 1 rows, `propose` at m. Knows no kernel and no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from dflashc.compiler.drafter.config import DrafterConfig
+from dflashc.compiler.drafter.graph import PREFIX
+from dflashc.compiler.lower.program import ARENA, LoweredProgram, Lowering
+from dflashc.compiler.models.config import ModelConfig
+from dflashc.compiler.models.graph import cache_name
+from dflashc.passes import operators as op
+from dflashc.runtime.plan import Buffer, Operand, Plan, Program
+from dflashc.targets.context import PackedWeight, Parts, Rule
+
+VERIFY_ROWS = range(1, 17)
+PREFILL_ROWS = (64, 256)
+MOST_ROWS = max(PREFILL_ROWS)
+MOST_HEAD_ROWS = max(VERIFY_ROWS)
+STATE_WORDS = 8
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A program to lower."""
+
+    role: str
+    rows: int
+    parameters: Mapping[str, Parts] = field(default_factory=dict)
+    outputs: tuple[Parts, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoweredPlan:
+    """The plan, the kernels it calls by symbol, and weights that must lie side by side."""
+
+    plan: Plan
+    requests: dict[str, Any]
+    adjacent: list[list[str]]
+
+
+def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig | None,
+                   weights: Mapping[str, PackedWeight], rules: Mapping[str, Rule], target: str,
+                   context: int) -> LoweredPlan:
+    """Lower all programs of an optimised module.
+
+    Parameters
+    ----------
+    drafter : DrafterConfig or None
+        Of the pair; None for a model alone.
+    context : int
+        Context capacity in tokens.
+    """
+    buffers = {b.name: b for b in _buffers(module, config, drafter)}
+    lowering = Lowering(target, rules, weights, buffers)
+    programs: dict[str, Program] = {}
+    requests: dict[str, Any] = {}
+    adjacent: list[list[str]] = []
+    arena = 0
+    for job in [*_model_jobs(module, drafter), *(_pair_jobs(drafter) if drafter else ())]:
+        lowered: LoweredProgram = lowering.lower(module[job.role], job.role, job.rows, job.parameters, job.outputs)
+        programs[f"{job.role}.{job.rows}"] = lowered.program
+        requests |= lowered.requests
+        adjacent += [names for names in lowered.adjacent if names not in adjacent]
+        arena = max(arena, lowered.arena_bytes)
+    buffers[ARENA] = Buffer(ARENA, "scratch", arena)
+    plan = Plan(buffers, programs, context)
+    plan.check()
+    return LoweredPlan(plan, requests, adjacent)
+
+
+def accept_function() -> relax.Function:
+    """The Relax function of the accept scan, see `operators.accept`."""
+    rows = tvm.tirx.Var("m", "int64")
+    tokens, ids, block = (relax.Var(n, relax.TensorType((rows,), "int32")) for n in ("tokens", "ids", "block"))
+    state = relax.Var("state", relax.TensorType((STATE_WORDS,), "int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("accept", [tokens, ids, state, block]):
+        with builder.dataflow():
+            result = builder.emit_output(op.accept(tokens, ids, state, block))
+        builder.emit_func_output(result)
+    return builder.get()["accept"].without_attr("global_symbol")
+
+
+def most_width(drafter: DrafterConfig) -> int:
+    """The widest draft: what the block was trained for and the verify programs can take."""
+    return min(drafter.block_size, MOST_HEAD_ROWS) - 1
+
+
+def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig | None) -> Iterator[Buffer]:
+    row, kv_row = config.hidden * 4, config.kv_heads * config.head_size * 2
+    yield Buffer("state", "state", STATE_WORDS * 8)
+    yield Buffer("tokens", "state", MOST_ROWS * 4)
+    yield Buffer("residual", "scratch", MOST_ROWS * row)
+    # "hidden" is what a head reads: rows of "residual", chosen when a run is recorded.
+    yield Buffer("hidden", "view", MOST_ROWS * row)
+    yield Buffer("ids", "output", MOST_HEAD_ROWS * 4)
+    yield Buffer("logits", "output", MOST_HEAD_ROWS * config.vocabulary * 4)
+    for name, table in zip(_table_names(module), module["positions"].ret_ty.fields, strict=True):
+        yield Buffer(name, "scratch", 2 * MOST_ROWS * int(table.shape.values[2]) * 4)
+    for layer in range(config.layers):
+        for which in "kv":
+            yield Buffer(cache_name("", layer, which), "cache", 0, kv_row)
+    if drafter is None:
+        return
+    yield Buffer("block", "state", MOST_HEAD_ROWS * 4)
+    yield Buffer("emitted", "output", (MOST_HEAD_ROWS + 1) * 4)
+    yield Buffer(f"{PREFIX}residual", "scratch", MOST_HEAD_ROWS * drafter.hidden * 4)
+    for index, (dtype, group) in enumerate(op.FORMS[_feature_form(module)]):
+        width = drafter.target_hidden * len(drafter.taps)
+        size = {"int8": 1, "int16": 2}.get(dtype, 4)
+        yield Buffer(f"features.{index}", "scratch", MOST_ROWS * width // group * size)
+    for which in "kv":
+        per_layer = drafter.kv_heads * drafter.head_size * 2
+        yield Buffer(f"{PREFIX}cache.{which}", "cache", 0, drafter.layers * per_layer)
+
+
+def _feature_form(module: tvm.IRModule) -> str:
+    """The form in which `inject` takes the features."""
+    (parameter,) = (p for p in module["inject"].params if p.name == "features")
+    parts = parameter.ty.fields if isinstance(parameter.ty, relax.TupleType) else [parameter.ty]
+    dtypes = tuple(str(p.dtype) for p in parts)
+    return next(form for form, layout in op.FORMS.items() if tuple(d for d, _ in layout) == dtypes)
+
+
+def _table_names(module: tvm.IRModule) -> list[str]:
+    frequencies = [p.name for p in module["positions"].params if p.name.endswith(".frequencies")]
+    return sorted(name.removesuffix(".frequencies") for name in frequencies)
+
+
+def _features(module: tvm.IRModule) -> Parts:
+    parts: list[Parts] = [Operand("buffer", f"features.{i}") for i in range(len(op.FORMS[_feature_form(module)]))]
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _model_jobs(module: tvm.IRModule, drafter: DrafterConfig | None) -> Iterator[_Job]:
+    residual: Parts = Operand("buffer", "residual")
+    outputs = (residual, _features(module)) if drafter else (residual,)
+    tables: tuple[Parts, ...] = tuple(Operand("buffer", name) for name in _table_names(module))
+    for rows in (*VERIFY_ROWS, *PREFILL_ROWS):
+        yield _Job("positions", rows, outputs=tables)
+        yield _Job("decode", rows, outputs=outputs)
+        if drafter:
+            yield _Job("inject", rows, parameters={"features": _features(module), **_drafter_caches(drafter)})
+    for rows in VERIFY_ROWS:
+        yield _Job("ids", rows, outputs=(Operand("buffer", "ids"),))
+        yield _Job("logits", rows, outputs=(Operand("buffer", "logits"),))
+
+
+def _pair_jobs(drafter: DrafterConfig) -> Iterator[_Job]:
+    residual = Operand("buffer", f"{PREFIX}residual")
+    for width in range(1, most_width(drafter) + 1):
+        yield _Job("draft", width + 1, parameters=_drafter_caches(drafter), outputs=(residual,))
+        # the proposals are the rows after the anchor's, and go where the target reads them
+        yield _Job("propose", width, parameters={"hidden": Operand("buffer", residual.name, drafter.hidden * 4)},
+                   outputs=(Operand("buffer", "tokens", 4),))
+    for rows in range(1, most_width(drafter) + 2):
+        yield _Job("accept", rows, outputs=(Operand("buffer", "emitted"),))
+
+
+def _drafter_caches(drafter: DrafterConfig) -> dict[str, Parts]:
+    """All layers share a buffer for K and one for V, so that one launch can fill them."""
+    per_layer = drafter.kv_heads * drafter.head_size * 2
+    return {cache_name(PREFIX, layer, which): Operand("buffer", f"{PREFIX}cache.{which}", 0, layer * per_layer)
+            for layer in range(drafter.layers) for which in "kv"}
