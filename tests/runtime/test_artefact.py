@@ -1,0 +1,199 @@
+"""Artefacts that are damaged, edited or foreign: each refused in one line, before it computes anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashc.runtime import selftest
+from dflashc.runtime.artefact import check_machine, load_artefact, verify_hashes
+from dflashc.runtime.errors import ArtefactError
+from dflashc.runtime.manifest import Manifest, load_manifest
+from dflashc.runtime.plan import Plan
+
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def copy(pycode_artefact: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(pycode_artefact, tmp_path / "copy")
+
+
+def edit(directory: Path, change: Callable[[Document], object]) -> None:
+    """Change the manifest in place."""
+    path = directory / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def flip_byte(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_sound_artefact_passes(pycode_artefact: Path) -> None:
+    artefact = load_artefact(pycode_artefact)
+    check_machine(artefact.manifest)
+    verify_hashes(artefact)
+    selftest.run(artefact)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "kernels.so", "plan.json", "tokenizer/vocabulary.json"])
+def test_a_flipped_byte_is_found_by_its_hash(copy: Path, name: str) -> None:
+    flip_byte(copy / name, (copy / name).stat().st_size // 2)
+    with pytest.raises(ArtefactError, match=f"{name} does not have the SHA-256"):
+        verify_hashes(load_artefact_again(copy))
+
+
+def load_artefact_again(directory: Path) -> Any:
+    """The artefact, or only its manifest where the damage keeps the plan from loading."""
+    try:
+        return load_artefact(directory)
+    except ArtefactError:
+        from dflashc.runtime.artefact import Artefact
+
+        return Artefact(directory, load_manifest(directory), Plan({}, {}, 0))
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "kernels.so", "plan.json", "tokenizer/tokenizer.json"])
+def test_a_truncated_file(copy: Path, name: str) -> None:
+    data = (copy / name).read_bytes()
+    (copy / name).write_bytes(data[:-1])
+    with pytest.raises(ArtefactError, match=rf"{name} has [\d,]+ bytes, [\d,]+ expected"):
+        load_artefact(copy)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "kernels.so", "plan.json", "tokenizer/vocabulary.json"])
+def test_a_missing_file(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    with pytest.raises(ArtefactError, match=f"file {name} is missing"):
+        load_artefact(copy)
+
+
+def test_a_missing_manifest(copy: Path) -> None:
+    (copy / "manifest.json").unlink()
+    with pytest.raises(ArtefactError, match=r"is not an artefact: it has no manifest\.json"):
+        load_artefact(copy)
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_another_schema(copy: Path, schema: object) -> None:
+    edit(copy, lambda m: m.update(schema=schema))
+    with pytest.raises(ArtefactError, match=f"schema {schema!r} found, 1 expected"):
+        load_artefact(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\udcff"])
+def test_a_manifest_that_is_no_object(copy: Path, text: str) -> None:
+    (copy / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ArtefactError):
+        load_artefact(copy)
+
+
+def drop(name: str) -> Callable[[Document], object]:
+    return lambda m: m.pop(name)
+
+
+def put(value: object, *path: str | int) -> Callable[[Document], object]:
+    def change(m: Any) -> None:
+        for step in path[:-1]:
+            m = m[step]
+        m[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        drop("weights"),
+        drop("context"),
+        put(1, "surprise"),
+        put(1, "requirements", "surprise"),
+        put([], "requirements"),
+        put(-1, "weights", 0, "offset"),
+        put(1 << 60, "weights", 0, "bytes"),
+        put(5, "weights"),
+        put([["x"]], "self_test"),
+        put(3, "files"),
+        put({"bytes": 1, "sha256": "0"}, "files", "../outside"),
+        put({"bytes": 1, "sha256": "0"}, "files", "/etc/hostname"),
+        lambda m: m["files"].pop("plan.json"),
+    ],
+)
+def test_an_edited_manifest(copy: Path, change: Callable[[Document], object]) -> None:
+    edit(copy, change)
+    with pytest.raises(ArtefactError):
+        load_artefact(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put(["avx2", "quantum"], "requirements", "features"), "lacks quantum"),
+        (put("riscv64", "requirements", "machine"), "needs a riscv64 CPU"),
+    ],
+)
+def test_a_foreign_machine(copy: Path, change: Callable[[Document], object], message: str) -> None:
+    edit(copy, change)
+    with pytest.raises(ArtefactError, match=message):
+        check_machine(load_artefact(copy).manifest)
+
+
+def test_a_machine_that_does_not_tell_its_features(pycode_artefact: Path, tmp_path: Path) -> None:
+    manifest = load_manifest(pycode_artefact)
+    if manifest.requirements.features:
+        with pytest.raises(ArtefactError, match="lacks"):
+            check_machine(manifest, tmp_path / "none")
+
+
+def test_another_result_of_the_self_test(copy: Path) -> None:
+    edit(copy, lambda m: m["self_test"][1]["expected"].__setitem__(3, 0))
+    with pytest.raises(ArtefactError, match=r"self-test 2: token 3 is \d+, 0 expected"):
+        selftest.run(load_artefact(copy))
+
+
+def test_no_self_test(copy: Path) -> None:
+    edit(copy, put([], "self_test"))
+    with pytest.raises(ArtefactError, match="no self-test"):
+        selftest.run(load_artefact(copy))
+
+
+def test_a_manifest_comes_back_as_it_was(pycode_artefact: Path) -> None:
+    manifest = load_manifest(pycode_artefact)
+    assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
+
+
+def plan_of(directory: Path) -> Document:
+    return json.loads((directory / "plan.json").read_text())
+
+
+LAUNCHES = ("programs", "decode.1", "launches")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put(0, "version"),
+        drop("programs"),
+        put("x", "max_context"),
+        put([], "programs"),
+        put([1, 2], *LAUNCHES, 0),
+        put([["buffer", "nowhere", 0]], *LAUNCHES, 0, 7),
+        put([["buffer", "arena", 1 << 50]], *LAUNCHES, 0, 7),
+        put([["buffer", "arena", -1]], *LAUNCHES, 0, 7),
+        put(-5, "buffers", 0, "bytes"),
+    ],
+)
+def test_a_plan_that_reaches_outside_of_its_memory(pycode_artefact: Path, change: Callable[[Document], object]) -> None:
+    document = plan_of(pycode_artefact)
+    change(document)
+    with pytest.raises(ArtefactError):
+        Plan.from_json(document)
