@@ -1,0 +1,181 @@
+"""The command line: parses, prints, and turns errors into one line and an exit code.
+
+No logic here. What a command needs is imported when it runs, so that `run` never loads the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from dflashc.runtime.errors import DflashError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it."""
+
+
+@dataclass
+class Settings:
+    """Options that stand before the command."""
+
+    debug: bool = False
+    verbose: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    settings = Settings()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = cli.main(list(arguments) or ["--help"], "dflashc", standalone_mode=False, obj=settings)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (click.Abort, KeyboardInterrupt):
+        code = _fail("interrupted", INTERRUPTED, settings)
+    except click.ClickException as error:
+        code = _fail(error.format_message(), error.exit_code, settings)
+    except DflashError as error:
+        code = _fail(str(error), error.exit_code, settings)
+    except MemoryError:
+        code = _fail("out of memory", 1, settings)
+    except OSError as error:
+        code = _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1, settings)
+    except Exception as error:
+        code = _fail(f"internal error, {type(error).__name__}: {error}; --debug shows where", 1, settings)
+    sys.exit(code or 0)
+
+
+def _fail(message: str, code: int, settings: Settings) -> int:
+    if settings.debug:
+        traceback.print_exc()
+    print("dflashc: error: " + " ".join(message.splitlines()), file=sys.stderr)
+    return code
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more about what is done.")
+@click.version_option(importlib.metadata.version("dflashc"), message="%(prog)s %(version)s")
+@click.pass_obj
+def cli(settings: Settings, debug: bool, verbose: bool) -> None:
+    """Compile GGUF language models to artefacts of one device, and run them."""
+    settings.debug, settings.verbose = debug, verbose
+
+
+@cli.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--target", required=True, help="Device to build for; `dflashc targets` lists them.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write.")
+@click.option("--ctx", "context", type=click.IntRange(min=1), help="Context capacity in tokens [model's own].")
+@click.option("--dump", type=click.Path(path_type=Path, file_okay=False), help="Write the IR after every pass there.")
+@click.option("--dry-run", is_flag=True, help="Stop before anything is compiled or written, and say what would be.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def build(settings: Settings, as_json: bool, dry_run: bool, **options: Any) -> None:
+    """Compile the GGUF file MODEL to an artefact."""
+    from dflashc.compiler import cli_build
+    from dflashc.compiler.build import BuildOptions
+
+    options["context"] = options["context"] or 0
+    (cli_build.dry_run if dry_run else cli_build.build)(BuildOptions(**options), as_json, settings.verbose)
+
+
+def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option per field of `SamplingParameters`, with its default."""
+    from dflashc.runtime.sampling import SamplingParameters
+
+    helps = {
+        "temperature": "Divides the logits; 0 takes the likeliest token.",
+        "top_k": "Keep that many of the likeliest tokens; 0 keeps all.",
+        "top_p": "Keep the likeliest tokens up to this probability; 1 keeps all.",
+        "min_p": "Keep tokens at least this likely relative to the likeliest; 0 keeps all.",
+        "repeat_penalty": "Makes recent tokens less likely; 1 is off.",
+        "repeat_last_n": "Tokens that penalties look back on; 0 none, -1 all.",
+        "frequency_penalty": "Taken off a recent token's logit per occurrence.",
+        "presence_penalty": "Taken off a recent token's logit once.",
+        "seed": "Of the random numbers; left out, another one each time.",
+    }
+    for field in reversed(fields(SamplingParameters)):
+        name = "--temp" if field.name == "temperature" else "--" + field.name.replace("_", "-")
+        kind = float if isinstance(field.default, float) else int
+        command = click.option(name, field.name, type=kind, default=field.default, show_default=True,
+                               help=helps[field.name])(command)
+    return command
+
+
+@cli.command()
+@click.argument("artefact", type=click.Path(path_type=Path))
+@click.option("-p", "--prompt", help="Text to answer, or to continue where the model has no chat template.")
+@click.option("-f", "--file", help="Read the prompt from a file, - for standard input; a last newline is left out.")
+@click.option("--chat", is_flag=True, help="Converse: every line is a turn. Ctrl-C stops an answer, Ctrl-D ends.")
+@click.option("--system", help="System message.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@click.option("--special/--no-special", "parse_special", default=True, show_default=True,
+              help="Whether control tokens written in a raw prompt are read as such.")
+@click.option("--thinking/--no-thinking", default=True, show_default=True, help="Of models that can think first.")
+@_sampling_options
+@click.option("--stop", "stops", multiple=True, help="End before this text; may be given several times.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens to generate at most [until the model ends].")
+@click.option("--ctx", "context", type=click.IntRange(min=1), help="Context in tokens [4096, or what is needed].")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [available cores].")
+@click.option("-q", "--quiet", is_flag=True, help="Print no statistics.")
+@click.pass_obj
+def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **options: Any) -> None:
+    """Generate text with an ARTEFACT. Text goes to standard output, statistics to standard error."""
+    from dflashc.compiler import cli_run
+    from dflashc.runtime.sampling import SamplingParameters
+
+    if (prompt is not None) + (file is not None) + chat != 1:
+        raise click.UsageError("expected one of -p TEXT, -f FILE and --chat")
+    if chat and options["raw"]:
+        raise click.UsageError("--chat needs the chat template, --raw leaves it out; give one of them")
+    if file is not None:
+        prompt = cli_run.read_prompt(file)
+    sampling = SamplingParameters(**{f.name: options.pop(f.name) for f in fields(SamplingParameters)})
+    chosen = cli_run.RunOptions(parameters=sampling, verbose=settings.verbose, **options)
+    if prompt is None:
+        cli_run.chat(chosen)
+    elif not cli_run.answer(chosen, prompt):
+        click.get_current_context().exit(INTERRUPTED)
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--ctx", "context", type=click.IntRange(min=1), help="Context to count memory for [artefact's].")
+@click.option("--plan", "program", is_flag=False, flag_value="", metavar="[PROGRAM]",
+              help="List the programs of an artefact, or the launches of one.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(path: Path, **options: Any) -> None:
+    """Describe PATH: a GGUF model, supported or not, or an artefact."""
+    from dflashc.compiler import cli_inspect
+
+    cli_inspect.inspect(path, **options)
+
+
+@cli.command()
+@click.argument("artefact", type=click.Path(path_type=Path))
+def verify(artefact: Path) -> None:
+    """Check the files of an ARTEFACT, whether this machine can run it, and that it computes what it should."""
+    from dflashc.compiler import cli_inspect
+
+    cli_inspect.verify(artefact)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def targets(as_json: bool) -> None:
+    """List the targets: what can be built here, what can run here, and what is missing."""
+    from dflashc.compiler import cli_inspect
+
+    cli_inspect.targets(as_json)

@@ -1,0 +1,154 @@
+"""`dflashc inspect`, `verify` and `targets`: descriptions as tables or JSON, checks as lines.
+
+Knows nothing of where the numbers come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflashc.compiler.tables import Table, pairs, show, size
+from dflashc.runtime.artefact import check_machine, load_artefact, verify_hashes
+from dflashc.runtime.manifest import NAME
+
+
+def inspect(path: Path, context: int | None, program: str | None, tensors: bool, as_json: bool) -> None:
+    """Print what `path` is; `program` is None without --plan, and empty for a list of programs."""
+    from dflashc.compiler.inspect import describe_artefact, describe_gguf, describe_program
+
+    is_artefact = path.is_dir() and ((path / NAME).exists() or not any(path.glob("*.gguf")))
+    if not is_artefact and (program is not None or context is not None):
+        raise click.UsageError(f"{path} is no artefact: --plan and --ctx need one (see also `build --dry-run`)")
+    if program:
+        launches = describe_program(load_artefact(path).plan, program)
+        _print(launches, [launch_table(program, launches)], as_json)
+        return
+    described = describe_artefact(path, context) if is_artefact else describe_gguf(path)
+    if program is not None:
+        tables = [program_table(described["programs"])]
+    elif tensors:
+        tables = [tensor_table(described["tensors"])]
+    else:
+        tables = list(artefact_tables(described) if is_artefact else gguf_tables(described))
+    _print(described, tables, as_json)
+
+
+def targets(as_json: bool) -> None:
+    """Print the targets."""
+    from dflashc.compiler.inspect import describe_targets
+
+    described = describe_targets()
+    _print(described, [target_table(described)], as_json)
+
+
+def verify(directory: Path) -> None:
+    """Print one line per check that passes; raises `ArtefactError` at the first that does not."""
+    from dflashc.runtime import selftest
+
+    artefact = load_artefact(directory)
+    manifest = artefact.manifest
+    print(f"manifest   ok: {manifest.source.name} for {manifest.target}, context {manifest.context}")
+    verify_hashes(artefact)
+    print(f"files      ok: {len(manifest.files)} files, {size(sum(f.bytes for f in manifest.files.values()))}")
+    check_machine(manifest)
+    print(f"machine    ok: {manifest.requirements.machine}, {manifest.requirements.level}")
+    selftest.run(artefact)
+    print(f"self-test  ok: {len(manifest.self_test)} prompts continued as recorded")
+
+
+def _print(described: Any, tables: list[Table], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(described, indent=1))
+    else:
+        show(tables)
+
+
+def gguf_tables(d: dict[str, Any]) -> Iterator[Table]:
+    """A GGUF file, without its list of tensors."""
+    yield pairs("Model", [
+        ("files", ", ".join(d["files"])), ("size", size(d["bytes"])), ("GGUF version", d["gguf_version"]),
+        ("architecture", d["architecture"]), ("can be built", d["unsupported"] or "yes")])
+    yield pairs("Metadata", [(key, _short(value)) for key, value in d["metadata"].items()])
+    if d["config"]:
+        yield _config(d["config"])
+    yield types_table("Tensors by type", d["types"])
+
+
+def artefact_tables(d: dict[str, Any]) -> Iterator[Table]:
+    """An artefact, without its lists of weights and programs."""
+    source, need = d["source"], d["requirements"]
+    yield pairs("Artefact", [
+        ("directory", d["directory"]), ("size", size(d["bytes"])), ("built by", f"dflashc {d['dflashc']}"),
+        ("model", f"{source['name']} ({source['architecture']})"),
+        *(("from", f"{name} sha256:{digest}") for name, digest in source["sha256"].items()),
+        ("target", d["target"]), ("needs", " ".join([need["machine"], need["level"], *need["features"]])),
+        ("context", f"{d['max_context']} tokens"), ("self-tests", d["self_tests"]),
+        *(("note", note) for note in d["notes"])])
+    yield _config(d["config"])
+    yield types_table("Weights by format", d["types"])
+    yield pairs("Files", [(name, size(nbytes)) for name, nbytes in d["files"].items()])
+    yield memory_table(d["memory"], d["context"])
+
+
+def memory_table(memory: dict[str, int], context: int) -> Table:
+    rows = [(role, size(nbytes)) for role, nbytes in [*memory.items(), ("total", sum(memory.values()))]]
+    return Table(f"Memory at a context of {context} tokens", ("role", ">size"), rows)
+
+
+def tensor_table(tensors: list[dict[str, Any]]) -> Table:
+    return Table("Tensors", ("name", "type", ">shape", ">bytes"), [
+        (t["name"], t["type"], " x ".join(map(str, t["shape"])), f"{t['bytes']:,}") for t in tensors])
+
+
+def program_table(programs: list[dict[str, Any]]) -> Table:
+    """One line per program."""
+    columns = ("name", ">launches", ">barriers", ">per layer", ">weights read", ">Mflop")
+    return Table("Programs", columns, [
+        (p["name"], str(p["launches"]), str(p["barriers"]),
+         "-".join(map(str, dict.fromkeys(p["launches_per_layer"]))), size(p["bytes_read"]), f"{p['flops'] / 1e6:,.1f}")
+        for p in programs])
+
+
+def launch_table(name: str, launches: list[dict[str, Any]]) -> Table:
+    """One line per launch of a program; n is the number of tokens in the caches."""
+    columns = (">", "operation", "kernel", "units", "waits", ">weights read", ">Mflop", "operands")
+    return Table(f"Launches of {name}", columns, [
+        (str(i), x["operation"], x["kernel"], x["units"], "yes" if x["barrier"] else "", size(x["bytes_read"]),
+         f"{x['flops'] / 1e6:,.2f}", ", ".join(x["operands"])) for i, x in enumerate(launches)])
+
+
+def target_table(targets: list[dict[str, Any]]) -> Table:
+    return Table("Targets", ("name", "level", "can build", "runs here"), [
+        (t["name"], t["level"], t["cannot_build"] or "yes",
+         f"no: this CPU lacks {', '.join(t['missing_to_run'])}" if t["missing_to_run"] else "yes") for t in targets])
+
+
+def _config(config: dict[str, Any]) -> Table:
+    ropes = ", ".join(f"{r['name']} ({r['pairing']}, {2 * len(r['frequencies'])} dimensions)" for r in config["ropes"])
+    return pairs("Configuration", [
+        (key, ropes if key == "ropes" else _short(value)) for key, value in config.items()])
+
+
+def types_table(title: str, types: list[dict[str, Any]]) -> Table:
+    return Table(title, ("type", ">tensors", ">elements", ">size"), [
+        (t["type"], str(t["tensors"]), f"{t['elements']:,}", size(t["bytes"])) for t in types])
+
+
+def _short(value: Any) -> str:
+    """A value in a line: long text cut, long arrays by their beginning."""
+    if isinstance(value, dict):
+        if "unreadable" in value:
+            return f"unreadable: {value['unreadable']}"
+        return f"{value['count']} of {value['type'].removeprefix('array of ')}: {_cut(str(value['first'])[1:-1])}"
+    if isinstance(value, list | tuple) and len(set(value)) == 1 and len(value) > 1:
+        return f"{value[0]} ({len(value)} times)"
+    return _cut(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
+def _cut(text: str, length: int = 100) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,0 +1,175 @@
+"""`dflashc run` on a terminal: one answer, or a conversation turn by turn.
+
+Owns the keyboard and what goes to which stream: text to standard output, everything else to standard error. Imports
+nothing but the runtime.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from dflashc.runtime.errors import RequestError
+from dflashc.runtime.generate import Generator, Model, Report, load
+from dflashc.runtime.sampling import SamplingParameters
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user asked for; see the options of `dflashc run`."""
+
+    artefact: Path
+    parameters: SamplingParameters
+    system: str | None
+    stops: tuple[str, ...]
+    max_tokens: int | None
+    context: int | None
+    threads: int | None
+    raw: bool
+    parse_special: bool
+    thinking: bool
+    quiet: bool
+    verbose: bool
+
+
+def read_prompt(name: str) -> str:
+    """The text of a file, or of standard input for "-", without the newline that editors put at its end."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise RequestError(f"cannot read the prompt {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the prompt {name} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def answer(options: RunOptions, prompt: str) -> bool:
+    """Print what the model says to `prompt`; False when the user interrupted it.
+
+    The prompt is a message where the model has a chat template, unless the user asked for the raw text.
+    """
+    with load(options.artefact, options.threads) as model:
+        ids = _encode(model, options, prompt)
+        generator = _generator(model, options, len(ids) + (options.max_tokens or 0))
+        _, interrupted = _stream(generator, ids, options)
+        _print_statistics(generator, model, options)
+    return not interrupted
+
+
+def _encode(model: Model, options: RunOptions, prompt: str) -> list[int]:
+    """The ids of a single prompt."""
+    if not options.raw and model.template is not None:
+        messages = [*_system(options), {"role": "user", "content": prompt}]
+        return model.encode(messages, enable_thinking=options.thinking)
+    if options.system is not None:
+        why = "--raw leaves it out" if options.raw else "this model has none"
+        raise RequestError(f"--system needs a chat template; {why}")
+    return model.encode(prompt, parse_special=options.parse_special)
+
+
+def chat(options: RunOptions) -> None:
+    """Answer the lines of standard input one after the other, until it ends or Ctrl-C comes at the prompt."""
+    with load(options.artefact, options.threads) as model:
+        if model.template is None:
+            raise RequestError("this model has no chat template; use -p to have it continue a text")
+        generator = _generator(model, options, 0)
+        messages = _system(options)
+        for line in _lines():
+            turn = [*messages, {"role": "user", "content": line}]
+            try:
+                text, _ = _stream(generator, model.encode(turn, enable_thinking=options.thinking), options)
+            except RequestError as error:
+                if not sys.stdin.isatty():
+                    raise
+                print(f"dflashc: error: {error}", file=sys.stderr)  # the turn is dropped, the conversation goes on
+                continue
+            messages = [*turn, {"role": "assistant", "content": text}]
+            _print_statistics(generator, model, options)
+
+
+def _system(options: RunOptions) -> list[dict[str, str]]:
+    return [] if options.system is None else [{"role": "system", "content": options.system}]
+
+
+def _generator(model: Model, options: RunOptions, needed: int) -> Generator:
+    """A generator with the context that the user asked for, or one that fits the prompt."""
+    context = model.choose_context(options.context, needed)
+    if options.context is not None and options.context > context:
+        print(f"dflashc: a context of {options.context} tokens was asked for; using {context}, for which the artefact "
+              "was built", file=sys.stderr)
+    if options.verbose:
+        manifest = model.artefact.manifest
+        memory = sum(model.artefact.plan.memory(context).values()) + sum(w.bytes for w in manifest.weights)
+        print(f"dflashc: {manifest.source.name}, target {manifest.target} ({manifest.requirements.level}), "
+              f"{model.device.threads} threads, context {context}, {memory / 2**20:,.1f} MiB, "
+              f"seed {options.parameters.seed}", file=sys.stderr)
+    return model.generator(context)
+
+
+def _lines() -> Iterator[str]:
+    """The user's turns; empty lines are none."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  (line editing and history for `input`)
+    while True:
+        try:
+            line = input("> " if interactive else "")
+        except (EOFError, KeyboardInterrupt):
+            if interactive:
+                print()
+            return
+        except UnicodeDecodeError as error:
+            raise RequestError(f"standard input is not UTF-8: {error.reason}") from error
+        if line.strip():
+            yield line
+
+
+def _stream(generator: Generator, ids: list[int], options: RunOptions) -> tuple[str, bool]:
+    """Print an answer as it comes; returns it, and whether Ctrl-C ended it."""
+    shown: list[str] = []
+    texts = generator.generate(ids, options.parameters, max_tokens=options.max_tokens, stops=options.stops)
+    with _interrupts() as interrupted:
+        for text in texts:
+            shown.append(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            if interrupted():
+                break
+    texts.close()
+    print(flush=True)
+    return "".join(shown), interrupted()
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Make the first Ctrl-C a question that is asked between tokens, never in the midst of a step; the second ends."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _print_statistics(generator: Generator, model: Model, options: RunOptions) -> None:
+    if generator.report is not None and not options.quiet:
+        print(_statistics(generator.report, model.load_seconds), file=sys.stderr)
+
+
+def _statistics(report: Report, load_seconds: float) -> str:
+    counts = report.statistics
+    decode_speed = f", {report.decode_speed:,.1f} tok/s" if report.decoded else ""
+    return (f"[prompt {counts.prompt} tokens, {counts.cached} cached, {report.prefill_speed:,.1f} tok/s; "
+            f"generated {counts.generated} tokens{decode_speed}; "
+            f"loaded in {load_seconds:.2f} s; finish: {report.finish}]")
