@@ -27,19 +27,25 @@ def embed(traits: Traits, format_name: str) -> Kernel:
     with k.build():
         ids, weight, output = k.buffer("ids", "int32"), k.buffer("weight", "uint8"), k.buffer("output", "float32")
         columns, scale = k.scalar("columns"), k.scalar("scale", "f32")
-        quant_bytes, stride = group_stride(traits, layout, columns)
         with k.units() as m:
             row = bind(cast("int64", load(ids, m)))
-            group = bind(tirx.floordiv(row, i64(traits.lanes)))
-            lane = bind(row - group * i64(traits.lanes))
-            start = bind(group * stride)
-            with T.serial(i64(0), tirx.floordiv(columns, i64(BLOCK))) as b:
-                target = bind(m * columns + b * i64(BLOCK))
-                if layout.family == "float":
-                    _float_block(traits, layout, weight, start, b, lane, output, target, scale)
-                else:
-                    _code_block(traits, layout, weight, start, quant_bytes, b, lane, output, target, scale)
+            emit_row(traits, layout, weight, row, columns, output, m * columns, scale)
     return k.kernel
+
+
+def emit_row(traits: Traits, layout: PackedFormat, weight: Expr, row: Expr, columns: Expr, output: Expr, first: Expr,
+             scale: Expr) -> None:
+    """output[first:][:columns] = scale * weight[row], float32."""
+    quant_bytes, stride = group_stride(traits, layout, columns)
+    group = bind(tirx.floordiv(row, i64(traits.lanes)))
+    lane = bind(row - group * i64(traits.lanes))
+    start = bind(group * stride)
+    with T.serial(i64(0), tirx.floordiv(columns, i64(BLOCK))) as b:
+        target = bind(first + b * i64(BLOCK))
+        if layout.family == "float":
+            _float_block(traits, layout, weight, start, b, lane, output, target, scale)
+        else:
+            _code_block(traits, layout, weight, start, quant_bytes, b, lane, output, target, scale)
 
 
 def _float_block(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr, block: Expr, lane: Expr,
