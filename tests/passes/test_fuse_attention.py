@@ -37,7 +37,8 @@ def test_without_head_norms() -> None:
         with R.dataflow():
             result = R.call_pure_packed(
                 "dflashc.attention_block", qkv, R.tuple(), table, k_cache, v_cache, state, T.int64(2), T.int64(1),
-                T.int64(8), R.str("norm"), T.int64(16), T.float64(0.25), R.str("causal"), T.float64(0.0), R.str("f32"), ty_args=Q_FLAT)
+                T.int64(8), R.str("norm"), T.int64(16), T.float64(0.25), R.str("causal"), T.float64(0.0),
+                R.str("f32"), ty_args=Q_FLAT)
             R.output(result)
         return result
 
@@ -78,8 +79,8 @@ def test_with_head_norms() -> None:
         with R.dataflow():
             result = R.call_pure_packed(
                 "dflashc.attention_block", qkv, (q_norm, k_norm), table, k_cache, v_cache, state, T.int64(2),
-                T.int64(1), T.int64(8), R.str("neox"), T.int64(0), T.float64(0.25), R.str("causal"), T.float64(1e-6), R.str("f32"),
-                ty_args=Q_FLAT)
+                T.int64(1), T.int64(8), R.str("neox"), T.int64(0), T.float64(0.25), R.str("causal"), T.float64(1e-6),
+                R.str("f32"), ty_args=Q_FLAT)
             R.output(result)
         return result
 

@@ -59,7 +59,8 @@ def test_attention_block() -> None:
         with R.dataflow():
             o = R.call_pure_packed(
                 "dflashc.attention_block", qkv, (norm, norm), table, k_cache, v_cache, state, T.int64(4), T.int64(2),
-                T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6), R.str("f32"), ty_args=Y)
+                T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6),
+                R.str("f32"), ty_args=Y)
             q = R.call_pure_packed("dflashc.quantise", o, R.str("q8_32"), ty_args=Q32)
             R.output(q)
         return q
@@ -69,8 +70,8 @@ def test_attention_block() -> None:
         with R.dataflow():
             q = R.call_pure_packed(
                 "dflashc.attention_block", qkv, (norm, norm), table, k_cache, v_cache, state, T.int64(4), T.int64(2),
-                T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6), R.str("q8_32"),
-                ty_args=Q32)
+                T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6),
+                R.str("q8_32"), ty_args=Q32)
             R.output(q)
         return q
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from dflashc.passes.operators import name_of
 from dflashc.passes.pipeline import optimise
 from tests.compiler.models.interpreted import InterpretedModel
 from tests.compiler.models.tiny import TinyModel, tiny, variants
+from tests.passes.formats import Formats, form_of, mixed, plain, q4_k_m, q8_0
 from tests.reference.config import Weights, read_model
 from tests.reference.relax_numpy import evaluate
 from tests.reference.transformer import ReferenceModel, int8_activations
@@ -29,33 +29,6 @@ VARIANTS = variants()
 CHUNKS = [(0, [7, 1, 12, 3, 3, 30]), (6, [5, 39]), (7, [0])]
 FUSED = {"embed", "rope_table", "norm", "linear_group", "gated_linear", "gated", "attention_block", "softcap",
          "linear_argmax"}
-
-Formats = Callable[[str], str]
-
-
-def plain(name: str) -> str:
-    return "F32"
-
-
-def q8_0(name: str) -> str:
-    return "Q8_0"
-
-
-def q4_k_m(name: str) -> str:
-    """K-quants of two kinds."""
-    return "Q6_K" if name.split(".")[-2] in ("attn_v", "ffn_down", "token_embd") else "Q4_K"
-
-
-def mixed(name: str) -> str:
-    """Formats that want different forms of one input, also between gate and up."""
-    role = name.split(".")[-2]
-    return {"attn_v": "Q8_0", "ffn_up": "Q5_0", "attn_output": "F16"}.get(role, "Q4_K")
-
-
-def form_of(block_format: str) -> str:
-    if block_format in ("F32", "F16"):
-        return "f32"
-    return "q8_256" if block_format.endswith("_K") else "q8_32"
 
 
 class Built:
@@ -167,8 +140,8 @@ def test_calls_outside_the_layers(tmp_path: Path) -> None:
     module = Built(model, tmp_path, q8_0).optimised()
     decode = Counter(operators(module["decode"]))
     assert decode["embed"] == 1
-    assert decode["rope_table"] == 2
     assert decode["norm"] == 6 * 2 + 1
+    assert operators(module["positions"]) == ["rope_table", "rope_table"]
     assert operators(module["logits"]) == ["norm", "linear_group", "softcap"]
     assert operators(module["ids"]) == ["norm", "linear_argmax"]
 
@@ -179,7 +152,8 @@ def test_dump_writes_every_phase(tmp_path: Path) -> None:
     files = sorted(path.name for path in (tmp_path / "new" / "dump").iterdir())
     assert files == [
         "00-graph.py", "01-merge_projections.py", "02-fuse_attention.py", "03-fuse_gated_unit.py", "04-fuse_argmax.py",
-        "05-choose_forms.py", "06-fuse_quantise.py", "07-fuse_norm.py",
+        "05-fuse_kv_injection.py", "06-separate_projections.py", "07-choose_forms.py", "08-fuse_verify.py",
+        "09-fuse_denoise_block.py", "10-fuse_quantise.py", "11-fuse_norm.py", "12-hoist_positions.py",
     ]
     text = (tmp_path / "new" / "dump" / files[-1]).read_text()
     tvm.ir.assert_structural_equal(tvm.script.from_source(text), module)

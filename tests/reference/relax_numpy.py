@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax, tirx
 
 from tests.reference import functions
@@ -19,7 +20,7 @@ SUM_GROUP = {"q8_32": 32, "q8_256": 16}
 
 def evaluate(
     function: relax.Function,
-    inputs: Mapping[str, np.ndarray],
+    inputs: Mapping[str, Any],
     forms: Mapping[str, str] | None = None,
     dtype: type[np.floating] = np.float64,
 ) -> Any:
@@ -28,7 +29,8 @@ def evaluate(
     Parameters
     ----------
     inputs
-        An array per parameter name. Caches, of any float type, are updated in place and rounded to their type.
+        Per parameter name an array, or for a quantised activation the tuple of its parts. Caches, those of float16 in
+        the function's type, may be of any float type; they are updated in place and rounded to their type.
     forms
         The activation form that each weight reads, by name; for linear groups that are given several.
     dtype
@@ -40,21 +42,25 @@ def evaluate(
     """
     state = _State(forms or {}, dtype)
     for parameter in function.params:
-        array = inputs[parameter.name]
-        _match_shape(state.sizes, parameter, array)
-        is_cache = parameter.name.startswith("cache.")
-        state.values[parameter] = array if is_cache or array.dtype.kind != "f" else array.astype(dtype)
+        value = inputs[parameter.name]
+        _match_shape(state.sizes, parameter.name, parameter.ty, value)
+        is_cache = isinstance(parameter.ty, relax.TensorType) and parameter.ty.dtype == "float16"
+        state.values[parameter] = value if is_cache else _as_type(value, dtype)
     for block in function.body.blocks:
         for binding in block.bindings:
             state.values[binding.var] = state.value(binding.value)
     return state.value(function.body.body)
 
 
-def _match_shape(sizes: dict[Any, int], parameter: relax.Var, array: np.ndarray) -> None:
+def _match_shape(sizes: dict[Any, int], name: str, expected: relax.Type, value: Any) -> None:
     """Check an input against its parameter's type; a symbolic dimension gets its value at its first use."""
-    for dimension, size in zip(parameter.ty.shape.values, array.shape, strict=True):
-        expected = int(dimension) if isinstance(dimension, tirx.IntImm) else sizes.setdefault(dimension, size)
-        assert size == expected, f"{parameter.name} has shape {array.shape}; expected {expected} for {dimension}"
+    if isinstance(expected, relax.TupleType):
+        for part_type, part in zip(expected.fields, value, strict=True):
+            _match_shape(sizes, name, part_type, part)
+        return
+    for dimension, size in zip(expected.shape.values, value.shape, strict=True):
+        count = int(dimension) if isinstance(dimension, tirx.IntImm) else sizes.setdefault(dimension, size)
+        assert size == count, f"{name} has shape {value.shape}; expected {count} for {dimension}"
 
 
 class _State:
@@ -77,7 +83,7 @@ class _State:
             return tuple(int(d) if isinstance(d, tirx.IntImm) else self.sizes[d] for d in expr.values)
         if isinstance(expr, relax.Call):
             return self.call(expr)
-        return expr.value
+        return expr.value.numpy() if isinstance(expr.value, tvm.runtime.Tensor) else expr.value
 
     def call(self, call: Any) -> Any:
         result: Any
@@ -160,6 +166,15 @@ def _rope(x: np.ndarray, table: np.ndarray, pairing: str) -> np.ndarray:
     return rotated
 
 
+def _cache_write(
+    k: np.ndarray, v: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, state: np.ndarray
+) -> np.ndarray:
+    start, end = int(state[0]), int(state[0]) + len(k)
+    assert end <= k_cache.shape[1], f"{end} positions do not fit a cache of {k_cache.shape[1]}"
+    k_cache[:, start:end], v_cache[:, start:end] = k.swapaxes(0, 1), v.swapaxes(0, 1)
+    return np.zeros(1, np.int64)
+
+
 def _attention(
     q: np.ndarray,
     k: np.ndarray,
@@ -171,10 +186,8 @@ def _attention(
     scale: float,
     mask: str,
 ) -> np.ndarray:
-    start, rows = int(state[0]), len(q)
-    end = start + rows
-    assert end <= k_cache.shape[1], f"{end} positions do not fit a cache of {k_cache.shape[1]}"
-    k_cache[:, start:end], v_cache[:, start:end] = k.swapaxes(0, 1), v.swapaxes(0, 1)
+    _cache_write(k, v, k_cache, v_cache, state)
+    start, end = int(state[0]), int(state[0]) + len(q)
     distance = np.arange(start, end)[:, None] - np.arange(end)
     visible = ((distance >= 0) | (mask == "block")) & ((distance < window) | (window == 0))
     keys, values = (cache[:, :end].swapaxes(0, 1).astype(q.dtype) for cache in (k_cache, v_cache))
@@ -224,6 +237,81 @@ def _attention_block(
     return quantise(_attention(q, k, v, k_cache, v_cache, state, window, scale, mask).reshape(len(qkv), -1), form)
 
 
+def _features(taps: tuple, form: str) -> Any:
+    return quantise(np.concatenate(taps, axis=-1), form)
+
+
+def _kv_injection(
+    x: Any,
+    weights: tuple,
+    norms: tuple,
+    table: np.ndarray,
+    caches: tuple,
+    state: np.ndarray,
+    kv_heads: int,
+    head_size: int,
+    pairing: str,
+    epsilon: float,
+    form: str,
+) -> np.ndarray:
+    dense = dequantise(x, form)
+    assert len(weights) == len(caches) == 2 * len(norms)
+    for layer, norm in enumerate(norms):
+        k, v = ((dense @ w.T).reshape(-1, kv_heads, head_size) for w in weights[2 * layer : 2 * layer + 2])
+        k = _rope(functions.rms_norm(k, norm, epsilon), table, pairing)
+        _cache_write(k, v, *caches[2 * layer : 2 * layer + 2], state)
+    return np.zeros(1, np.int64)
+
+
+def _convolve(x: np.ndarray, dynamic: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """y[i] = sum over t of (base[t] + dynamic[i, t]) * x[i - t]; `base` (taps, H), `dynamic` (m, taps * groups)."""
+    rows, columns = x.shape
+    taps = len(base)
+    dynamic = dynamic.reshape(rows, taps, -1)
+    y = np.zeros_like(x)
+    for row in range(rows):
+        for tap in range(min(taps, row + 1)):
+            y[row] += (base[tap] + np.repeat(dynamic[row, tap], columns // dynamic.shape[2])) * x[row - tap]
+    return y
+
+
+def _local_convolution(x: np.ndarray, dynamic: np.ndarray, base: np.ndarray, side: int) -> np.ndarray:
+    return _convolve(x, np.split(dynamic, 2, axis=-1)[side], base[side])
+
+
+def _convolution_linear(u: np.ndarray, x: Any, weight: np.ndarray, base: np.ndarray, form: str, result: str) -> tuple:
+    before, after = np.split(dequantise(x, form) @ weight.T, 2, axis=-1)
+    return quantise(_convolve(u, before, base[0]), result), after
+
+
+def _convolution_out(z: np.ndarray, dynamic: np.ndarray, base: np.ndarray) -> np.ndarray:
+    return _convolve(z, dynamic, base[1])
+
+
+def _norm_convolution(
+    x: np.ndarray, z: np.ndarray, dynamic: np.ndarray, base: np.ndarray, weight: tuple, epsilon: float, forms: str
+) -> tuple:
+    return _norm(x, (_convolution_out(z, dynamic, base),), (), weight, epsilon, forms)
+
+
+def _select_candidates(
+    logits: np.ndarray,
+    projected: np.ndarray,
+    tokens: np.ndarray,
+    predecessor: np.ndarray,
+    successor: np.ndarray,
+    count: int,
+) -> np.ndarray:
+    """Among equals the lowest id is the better candidate, and the better candidate wins."""
+    chosen = np.empty(len(logits), np.int32)
+    previous = tokens[0]
+    for row, scores in enumerate(logits):
+        candidates = np.lexsort((np.arange(len(scores)), -scores))[:count]
+        edges = (predecessor[previous] * projected[row] * successor[candidates]).sum(axis=-1)
+        previous = chosen[row] = candidates[(scores[candidates] + edges).argmax()]
+    return chosen
+
+
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": functions.silu,
     "gelu_tanh": functions.gelu_tanh,
@@ -236,6 +324,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "dflashc.rope_table": _rope_table,
     "dflashc.rope": _rope,
     "dflashc.attention": _attention,
+    "dflashc.cache_write": _cache_write,
+    "dflashc.local_convolution": _local_convolution,
+    "dflashc.select_candidates": _select_candidates,
     "dflashc.softcap": functions.softcap,
     "dflashc.argmax": lambda logits: logits.argmax(axis=-1).astype(np.int32),
     "dflashc.quantise": quantise,
@@ -244,6 +335,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "dflashc.norm": _norm,
     "dflashc.attention_block": _attention_block,
     "dflashc.linear_argmax": lambda x, w, form: (dequantise(x, form) @ w.T).argmax(axis=-1).astype(np.int32),
+    "dflashc.features": _features,
+    "dflashc.kv_injection": _kv_injection,
+    "dflashc.convolution_linear": _convolution_linear,
+    "dflashc.convolution_out": _convolution_out,
+    "dflashc.norm_convolution": _norm_convolution,
 }
 
 RELAX: dict[str, Callable[..., Any]] = {
