@@ -23,23 +23,44 @@ def fuse_denoise_block(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
-    if op.name_of(value) != "dflashc.local_convolution":
+    """At a projection of dynamic weights, and at the convolution after the sublayer that shares them."""
+    if _before(r, var) is not None:
+        _fuse(r, var)
+    elif op.name_of(value) == "dflashc.local_convolution":
+        z, dynamic, base, _ = op.operands(value)
+        if _before(r, dynamic) is not None:
+            return op.convolution_out(r.new(z), r.new(dynamic), base)
+    return None
+
+
+def _before(r: Rewriter, dynamic: Expr) -> Expr | None:
+    """The convolution of what `dynamic` projects, if `dynamic` serves that one and one after the sublayer alone."""
+    if not r.is_call(dynamic, "dflashc.linear_group") or r.is_result(dynamic):
         return None
-    x, dynamic, base, side = op.operands(value)
-    if op.scalar(side) == _AFTER:
-        return op.convolution_out(r.new(x), r.new(dynamic), base)
-    if not r.is_call(dynamic, "dflashc.linear_group"):
-        return None
-    inputs, weights, biases, forms = r.arguments(dynamic)
+    inputs, weights, biases, _ = r.arguments(dynamic)
     if len(weights) != 1 or len(biases):
         return None
-    quantised = [u for u in r.users(var) if r.is_call(u, "dflashc.quantise")]
-    single = len(r.users(var)) == 1 and len(quantised) == 1
-    result = op.scalar(r.arguments(quantised[0])[1]) if single else "f32"
-    fused = r.emit(op.convolution_linear(r.new(x), r.new(inputs[0]), weights[0], base, op.scalar(forms), result),
-                   "convolution")
-    r.replace(quantised[0] if single else var, r.emit(relax.TupleGetItem(fused, 0)))
-    if single:
-        r.replace(var, r.new(x))  # nobody reads the float32 result any more
+    users = r.users(dynamic)
+    if not all(r.is_call(u, "dflashc.local_convolution") for u in users):
+        return None
+    sides = [op.scalar(r.arguments(u)[3]) for u in users]
+    if sorted(sides) != [_BEFORE, _AFTER]:
+        return None
+    before = users[sides.index(_BEFORE)]
+    projected = r.arguments(inputs[0])[0] if r.is_call(inputs[0], "dflashc.quantise") else inputs[0]
+    return before if r.arguments(before)[0].same_as(projected) else None
+
+
+def _fuse(r: Rewriter, dynamic: Expr) -> None:
+    """The projection takes the convolution before the sublayer in, and leaves only the weights of the one after it."""
+    (x,), (weight,), _, form = r.arguments(dynamic)
+    before = _before(r, dynamic)
+    u, _, base, _ = r.arguments(before)
+    reader = r.users(before)[0] if r.used_once(before) else before
+    quantised = r.is_call(reader, "dflashc.quantise")
+    result = op.scalar(r.arguments(reader)[1]) if quantised else "f32"
+    fused = r.emit(op.convolution_linear(r.new(u), r.new(x), weight, base, op.scalar(form), result), "convolution")
+    r.replace(reader if quantised else before, r.emit(relax.TupleGetItem(fused, 0)))
+    if quantised:
+        r.replace(before, r.new(u))  # nobody reads the float32 result any more
     r.replace(dynamic, r.emit(relax.TupleGetItem(fused, 1), "dynamic"))
-    return None

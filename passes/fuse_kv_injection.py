@@ -50,6 +50,8 @@ def _rule(r: Rewriter, value: Expr, forms: Mapping[str, str]) -> Expr | None:
     (x,), weights, biases, _ = r.arguments(first.merged)
     if len(biases) or len(weights) != 2 * len(writes) or len({forms[w.name] for w in weights}) != 1:
         return None
+    if any(op.shape(w)[0] != first.heads[0] * first.heads[1] for w in weights):
+        return None
     fused = r.emit(op.kv_injection(r.new(x), list(weights), [w.norm for w in writes], r.new(first.table),
                                    [c for w in writes for c in w.caches], first.state, *first.heads, first.pairing,
                                    first.epsilon, "f32"), "injected")
@@ -76,8 +78,8 @@ def _trace(r: Rewriter, var: Expr) -> _Write | None:
     k_part, v_part = r.split_part(k_input), r.split_part(v)
     if k_part is None or v_part is None or not k_part[0].same_as(v_part[0]):
         return None
+    if not r.is_call(k_part[0], "dflashc.linear_group"):
+        return None
     heads = (int(op.shape(k)[1]), int(op.shape(k)[2]))
     return _Write(k_part[0], (k_part[1], v_part[1]), norm, op.scalar(epsilon), table, op.scalar(pairing),
                   (k_cache, v_cache), state, heads)
-
-

@@ -23,7 +23,9 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
         return None
     (x,), weights, biases, _ = r.arguments(value.args[0])
     items = [(u, r.value(u)) for u in r.users(var)]
-    if not all(isinstance(item, relax.TupleGetItem) for _, item in items):
+    if r.is_result(var) or not all(isinstance(item, relax.TupleGetItem) for _, item in items):
+        return None
+    if [int(part.shape.values[-1]) for part in var.ty.fields] != [op.shape(w)[0] for w in weights]:
         return None
     for user, item in items:
         bias = [biases[item.index]] if len(biases) else []
