@@ -68,8 +68,9 @@ def _is_pre_norm(r: Rewriter, var: Expr) -> bool:
     return _is_norm(r, var) and not _is_post_norm(r, var)
 
 
-def _emit(r: Rewriter, fused: Callable[[Expr | None, list[str]], Expr], total: Expr | None, normed: Expr | None) -> None:
-    """Emit `fused(weight, forms)`; let its parts stand for the sum `total`, the norm `normed` and its quantised forms."""
+def _emit(r: Rewriter, fused: Callable[[Expr | None, list[str]], Expr], total: Expr | None,
+          normed: Expr | None) -> None:
+    """Emit `fused(weight, forms)`; its parts stand for the sum `total`, the norm `normed` and its quantised forms."""
     quantised = {} if normed is None else {u: op.scalar(r.arguments(u)[1]) for u in r.users(normed)
                                            if r.is_call(u, "dflashc.quantise")}
     forms = list(dict.fromkeys(quantised.values()))

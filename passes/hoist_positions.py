@@ -1,7 +1,7 @@
 """HoistPositions: the rope tables of all functions move into one, `positions`, which a run computes once.
 
-Target and drafter, verify, draft and injection of a round all work on rows at the same positions. Each function gets its
-tables as parameters "rope.<name>" instead, named after their frequencies "rope.<name>.frequencies".
+Target and drafter, verify, draft and injection of a round all work on rows at the same positions. Each function gets
+its tables as parameters "rope.<name>" instead, named after their frequencies "rope.<name>.frequencies".
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def _positions(tables: dict[str, Expr]) -> relax.Function:
     frequencies = {name: relax.Var(f"{name}.frequencies", op.operands(call)[2].ty) for name, call in tables.items()}
     with builder.function(FUNCTION, [tokens, state, *frequencies.values()]):
         with builder.dataflow():
-            results = [builder.emit(op.rope_table(tokens, state, frequencies[name],
-                                                  op.scalar(op.operands(tables[name])[3])), name) for name in sorted(tables)]
+            magnitudes = {name: op.scalar(op.operands(call)[3]) for name, call in tables.items()}
+            results = [builder.emit(op.rope_table(tokens, state, frequencies[name], magnitudes[name]), name)
+                       for name in sorted(tables)]
             output = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(output)
     function = builder.get()[FUNCTION].without_attr("global_symbol")

@@ -4,8 +4,8 @@ A model's graph is written with the first group and Relax's own add, multiply, r
 passes replace these with the second group. Operators are packed calls "dflashc.<name>": tensors first, then scalars.
 Weights are parameters of their logical type (rows, columns), named as in the GGUF file, whatever their block format.
 
-`attention`, `attention_block`, `cache_write` and `kv_injection` write K and V of their rows into the caches; bindings run
-in their order.
+`attention`, `attention_block`, `cache_write` and `kv_injection` write K and V of their rows into the caches; bindings
+run in their order.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def select_candidates(logits: Expr, projected: Expr, tokens: Expr, predecessor: 
     """DFlash2's candidate selector, greedy: int32 (m,).
 
     Left to right, row i takes among the `count` largest logits the candidate c with the largest
-    logit + sum_r predecessor[previous, r] * projected[i, r] * successor[c, r]; the previous token of row 0 is tokens[0].
+    logit + sum_r predecessor[previous, r] * projected[i, r] * successor[c, r]; that before row 0 is tokens[0].
     """
     return operator("select_candidates", [logits, projected, tokens, predecessor, successor], [count],
                     relax.TensorType((shape(logits)[0],), "int32"))
