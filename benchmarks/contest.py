@@ -1,0 +1,78 @@
+"""Interleaved measurements: every case goes round all contestants before the next, and the whole list several times.
+
+A machine drifts by tens of percent over minutes, so only what ran within the same second is compared: ratios are taken
+per round, and their median is reported. Knows nothing of how an engine runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.engines import Engine
+
+_PAUSE = 0.01  # seconds; lets the threads of the engine that ran last fall asleep
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to measure: a request with a place for the head, answered in seconds."""
+
+    name: str
+    request: str
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An engine with the output head it is asked for."""
+
+    name: str
+    engine: Engine
+    head: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one contestant in one case, a value per round."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def ratio(self, other: Series) -> Series:
+        """Round by round, how many times as large these values are as the other's."""
+        return Series(tuple(a / b for a, b in zip(self.values, other.values, strict=True)))
+
+    def text(self, scale: float = 1.0, digits: int = 2) -> str:
+        """Median and, in brackets, the range."""
+        low, middle, high = (f"{scale * x:.{digits}f}" for x in (min(self.values), self.median, max(self.values)))
+        return f"{middle} ({low}-{high})"
+
+
+Results = dict[str, dict[str, Series]]
+"""By case, then by contestant."""
+
+
+def contest(cases: Sequence[Case], contestants: Sequence[Contestant], rounds: int,
+            heard: Callable[[int], None] = lambda done: None) -> Results:
+    """Measure all cases; a round before the first one warms up and is not counted.
+
+    Parameters
+    ----------
+    heard : callable
+        Is told after each round how many are done, the one that warms up included.
+    """
+    values: dict[str, dict[str, list[float]]] = {c.name: {p.name: [] for p in contestants} for c in cases}
+    for turn in range(rounds + 1):
+        for case in cases:
+            for contestant in contestants if turn % 2 else reversed(contestants):
+                time.sleep(_PAUSE)
+                seconds = contestant.engine.ask(case.request.format(head=contestant.head))
+                if turn:
+                    values[case.name][contestant.name].append(seconds)
+        heard(turn + 1)
+    return {case: {name: Series(tuple(v)) for name, v in row.items()} for case, row in values.items()}

@@ -1,0 +1,99 @@
+"""Where the time of one run goes, kernel by kernel, and the bytes that a run must read.
+
+Runs programs of an artefact's plan straight on the device, with random caches of any depth, so a depth costs no
+prefill. Knows nothing of sessions or of other engines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dflashc.runtime.artefact import Artefact, load_artefact
+from dflashc.runtime.device.cpu import CpuDevice, HostMemory
+from dflashc.runtime.plan import Launch
+
+_CONTEXT_STEP = 256
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All launches of one kernel in a run; `part` is "decode" or the name of the head."""
+
+    part: str
+    kernel: str
+    launches: int
+    seconds: float
+    bytes_read: int
+    flops: int
+
+
+def launches(artefact: Artefact, rows: int, head: str, head_rows: int) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:
+    """Launches of the decode program for `rows` tokens, and of the head over `head_rows` of them."""
+    programs = artefact.plan.programs
+    return programs[f"decode.{rows}"].launches, programs[f"{head}.{head_rows}"].launches
+
+
+def bytes_of_run(artefact: Artefact, depth: int, rows: int, head: str) -> int:
+    """Bytes of weights and caches that a run of `rows` tokens at `depth` has to read at least once."""
+    config = artefact.manifest.config
+    cached = sum(min(depth, window) if window else depth for window in config["layer_windows"])
+    decode, output = launches(artefact, rows, head, rows)
+    return sum(x.bytes_read for x in decode + output) + cached * config["kv_heads"] * config["head_size"] * 2 * 2
+
+
+def profile(directory: Path, threads: int, depth: int, rows: int, head: str, runs: int = 8) -> list[KernelTime]:
+    """Median time of each kernel over `runs` runs, the costliest first.
+
+    Parameters
+    ----------
+    rows : int
+        Tokens; above 16 the head is run for the last one only, as a prefill does.
+    """
+    artefact = load_artefact(directory)
+    device = CpuDevice(artefact.kernels, threads)
+    context = -(-(depth + rows) // _CONTEXT_STEP) * _CONTEXT_STEP
+    memories = _memories(artefact, device, context)
+    head_rows = rows if f"{head}.{rows}" in artefact.plan.programs else 1
+    decode, output = launches(artefact, rows, head, head_rows)
+    device.upload(memories["state"], np.array([depth], np.int64))
+    replay = device.record(decode + output, memories, context)
+    ticks, seconds = [], []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        replay.run()
+        seconds.append(time.perf_counter() - started)
+        ticks.append(replay.cycles())
+    device.close()
+    # The counter's rate is not told by the hardware; a run's launches fill the run.
+    spent = np.median(np.array(ticks[1:]), axis=0) * sum(seconds[1:]) / np.sum(ticks[1:])
+    return _by_kernel([(part, x) for part, xs in (("decode", decode), (head, output)) for x in xs], spent)
+
+
+def _memories(artefact: Artefact, device: CpuDevice, context: int) -> Mapping[str, HostMemory]:
+    random = np.random.default_rng(0)
+    memories = {}
+    for name, buffer in artefact.plan.buffers.items():
+        if buffer.role == "view":
+            continue
+        memories[name] = device.alloc(buffer.size(context))
+        if buffer.role == "cache":
+            values = random.standard_normal(memories[name].nbytes // 2, np.float32)
+            device.upload(memories[name], values.astype(np.float16))
+    memories["hidden"] = memories["residual"]
+    weights = device.map_file(artefact.weights)
+    return memories | {w.name: weights.view(w.offset, w.bytes) for w in artefact.manifest.weights}
+
+
+def _by_kernel(parts: list[tuple[str, Launch]], seconds: np.ndarray) -> list[KernelTime]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, (part, launch) in enumerate(parts):
+        groups.setdefault((part, launch.kernel), []).append(index)
+    times = [KernelTime(part, kernel, len(members), float(seconds[members].sum()),
+                        sum(parts[i][1].bytes_read for i in members), sum(parts[i][1].flops for i in members))
+             for (part, kernel), members in groups.items()]
+    return sorted(times, key=lambda t: -t.seconds)
