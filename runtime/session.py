@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from dflashc.runtime.artefact import Artefact
-from dflashc.runtime.device.base import Device, Memory, Replay
+from dflashc.runtime.device.base import Device, Replay
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.sampling import SamplingParameters, sample
 from dflashc.runtime.width import WidthController
@@ -72,7 +73,7 @@ class Session:
         Widest draft; 0 without a drafter.
     """
 
-    def __init__(self, artefact: Artefact, device: Device, context: int) -> None:
+    def __init__(self, artefact: Artefact, device: Device[Any], context: int) -> None:
         manifest = artefact.manifest
         self._plan = artefact.plan
         self._device = device
@@ -82,7 +83,7 @@ class Session:
         self.most_width: int = manifest.drafter.get("width", 0)
         self.tokens: list[int] = []
         self.statistics = Statistics()
-        self._memories: dict[str, Memory] = {
+        self._memories: dict[str, Any] = {
             name: device.alloc(buffer.size(context)) for name, buffer in self._plan.buffers.items()
             if buffer.role != "view"}
         weights = device.map_file(artefact.weights)

@@ -23,8 +23,11 @@ class Target(Protocol):
         Output rows that the weight layout keeps together.
     """
 
-    name: str
-    row_group: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def row_group(self) -> int: ...
 
     def check_toolchain(self) -> None:
         """Raise `TargetError` when something that a build needs is missing; before any weight is read."""

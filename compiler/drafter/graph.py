@@ -139,9 +139,11 @@ def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, Gguf
             logits = g.emit(op.softcap(logits, drafter.logit_softcap))
         rank = drafter.selector_rank
         projected = g.linear(x, "selector_hidden", rank, c.hidden)
-        tables = [g.weight(f"selector_{which}.weight", c.vocabulary, rank) for which in ("predecessor", "successor")]
-        anchor = g.input("block", (g.rows,), "int32")
-        return g.emit(op.select_candidates(logits, projected, anchor, *tables, drafter.selector_top_k), "ids")
+        predecessor, successor = (g.weight(f"selector_{which}.weight", c.vocabulary, rank)
+                                  for which in ("predecessor", "successor"))
+        block = g.input("block", (g.rows,), "int32")
+        return g.emit(op.select_candidates(logits, projected, block, predecessor, successor, drafter.selector_top_k),
+                      "ids")
 
     return function(g, body)
 

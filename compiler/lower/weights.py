@@ -61,21 +61,21 @@ def write_weights(path: Path, sources: Mapping[str, WeightSource], placed: Itera
             file.seek(weight.offset)
             written = 0
             for piece in _pieces(sources[weight.name], pack_rows, group):
-                file.write(piece)
-                written += len(piece)
-                progress(len(piece))
+                file.write(piece.data)
+                written += piece.nbytes
+                progress(piece.nbytes)
             assert written == weight.bytes, f"{weight.name}: {written} bytes packed, {weight.bytes} planned"
         file.truncate(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
 
 
-def _pieces(source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[memoryview]:
+def _pieces(source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[np.ndarray]:
     if source.array is not None:
-        yield memoryview(np.ascontiguousarray(source.array).view(np.uint8).reshape(-1))
+        yield np.ascontiguousarray(source.array).view(np.uint8).reshape(-1)
         return
     tensor = source.tensor
     assert tensor is not None, f"{source.packed.name} has no source"
     data = tensor.data()
     step = max(group, PIECE_BYTES // max(1, data.shape[1]) // group * group)
     for first in range(0, data.shape[0], step):
-        yield memoryview(pack_rows(tensor.type_name, data[first : first + step], source.packed.columns))
+        yield pack_rows(tensor.type_name, data[first : first + step], source.packed.columns)
     tensor.release()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
 from dflashc.runtime.plan import Launch
+
+
+AnyMemory = TypeVar("AnyMemory", bound="Memory")
 
 
 class Memory(Protocol):
@@ -15,7 +19,7 @@ class Memory(Protocol):
 
     nbytes: int
 
-    def view(self, offset: int, nbytes: int | None = None) -> Memory:
+    def view(self, offset: int, nbytes: int | None = None) -> Self:
         """The part that starts at `offset` bytes."""
 
 
@@ -26,7 +30,7 @@ class Replay(Protocol):
         """Start the launches and wait for them."""
 
 
-class Device(Protocol):
+class Device(Protocol[AnyMemory]):
     """A device that an artefact runs on.
 
     `upload` and `download` count the bytes that cross between host and device; `synchronisations` counts waits.
@@ -37,12 +41,14 @@ class Device(Protocol):
     downloaded: int
     synchronisations: int
 
-    def alloc(self, nbytes: int) -> Memory: ...
+    def alloc(self, nbytes: int) -> AnyMemory: ...
 
-    def upload(self, memory: Memory, data: np.ndarray, offset: int = 0) -> None: ...
+    def map_file(self, path: Path) -> AnyMemory: ...
 
-    def download(self, memory: Memory, dtype: str, count: int, offset: int = 0) -> np.ndarray: ...
+    def upload(self, memory: AnyMemory, data: np.ndarray, offset: int = 0) -> None: ...
 
-    def record(self, launches: Sequence[Launch], memories: Mapping[str, Memory], context: int) -> Replay: ...
+    def download(self, memory: AnyMemory, dtype: str, count: int, offset: int = 0) -> np.ndarray: ...
+
+    def record(self, launches: Sequence[Launch], memories: Mapping[str, AnyMemory], context: int) -> Replay: ...
 
     def close(self) -> None: ...

@@ -7,9 +7,10 @@ arguments, so one compiled kernel serves every shape. Knows nothing of block for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import tirx
@@ -18,7 +19,8 @@ from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
 
-Expr = tirx.Expr
+Expr: TypeAlias = Any
+"""A `tirx.Expr` or buffer; its operators live in TVM's C++, where type checkers do not see them."""
 _UNBOUNDED = 1 << 46  # elements: kernels see raw pointers; the plan knows the sizes
 
 
@@ -99,7 +101,7 @@ def maximum(a: Expr, b: Expr) -> Expr:
     return intrinsic(str(a.ty.dtype), "llvm.maxnum", a, b)
 
 
-def reduce_pairs(values: Sequence[Expr], combine) -> Expr:  # type: ignore[no-untyped-def]
+def reduce_pairs(values: Sequence[Expr], combine: Callable[[Expr, Expr], Expr]) -> Expr:
     """Combine a list pairwise, as a tree of fixed shape: the order never depends on anything else."""
     level = list(values)
     while len(level) > 1:

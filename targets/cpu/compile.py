@@ -59,13 +59,12 @@ def _executor_functions() -> dict[str, Any]:
     text = (Path(__file__).parent / "executor.ll").read_text()
     functions = {}
     for name, parameters in ENTRY_POINTS.items():
-        with IRBuilder() as builder:
-            with T.prim_func():
-                T.func_name(name)
-                T.func_attr({"global_symbol": name, "tirx.noalias": True})
-                values = [T.arg(p, T.int64() if p == "worker" else T.handle("int64")) for p in parameters]
-                with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", text):
-                    T.evaluate(tirx.call_extern("void", f"{name}_body", *values))
+        with IRBuilder() as builder, T.prim_func():
+            T.func_name(name)
+            T.func_attr({"global_symbol": name, "tirx.noalias": True})
+            values = [T.arg(p, T.int64() if p == "worker" else T.handle("int64")) for p in parameters]
+            with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", text):
+                T.evaluate(tirx.call_extern("void", f"{name}_body", *values))
         functions[name] = builder.get()
     return functions
 

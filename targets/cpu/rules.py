@@ -6,23 +6,18 @@ One rule per operator; together they place every operator that the passes leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
 from dflashc.runtime.plan import Buffer, Operand, Units
-from dflashc.targets.context import PackedWeight, ProgramContext, Rule, flatten
+from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels import activation, argmax, attention, attention_tile, embedding, matmul, norm, rope
-from dflashc.targets.cpu.kernels import accept as accept_kernels
-from dflashc.targets.cpu.kernels import features as feature_kernels
 from dflashc.targets.cpu.kernels import gated as gated_kernels
-from dflashc.targets.cpu.kernels import kv_linear as kv_kernels
+from dflashc.targets.cpu.requests import VERIFY_ROWS, cosine_sine, kernel_rows, request, rows_scalar
+from dflashc.targets.cpu.rules_drafter import drafter_rules
 from dflashc.targets.cpu.traits import Traits
-
-VERIFY_ROWS = range(1, 17)
-"""Rows of programs whose kernels are compiled for exactly that many."""
 
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 
@@ -37,7 +32,7 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
     def embed(c: ProgramContext, var: Expr, call: Expr) -> None:
         tokens, table, scale = op.operands(call)
         weight = c.weight(table)
-        c.launch(_request(embedding.embed, weight.format), "embedding", Units(c.rows),
+        c.launch(request(embedding.embed, weight.format), "embedding", Units(c.rows),
                  [c.operand(tokens), c.operand(table), *flatten(c.result(var)), weight.columns,
                   float(op.scalar(scale))])
 
@@ -45,8 +40,8 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         _, state, frequencies, magnitude = op.operands(call)
         pairs = int(op.shape(frequencies)[0])
         (table,) = flatten(c.result(var))
-        cosine, sine = _cosine_sine(table, c.rows, pairs)
-        c.launch(_request(rope.rope_table), "rope table", Units(c.rows),
+        cosine, sine = cosine_sine(table, c.rows, pairs)
+        c.launch(request(rope.rope_table), "rope table", Units(c.rows),
                  [c.operand(state), c.operand(frequencies), cosine, sine, pairs, float(op.scalar(magnitude))],
                  barrier=False)  # the embedding comes next and needs none of it
 
@@ -80,12 +75,12 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         leading, column = sum(c.weight(w).rows for w in weights), 0
         for index, w in enumerate(weights):
             weight = c.weight(w)
-            rows = _kernel_rows(c.rows)
+            rows = kernel_rows(c.rows)
             units = math.ceil(weight.rows / lanes)
             bias = [c.operand(biases[index])] if len(biases) else []
-            c.launch(_request(matmul.matmul, weight.format, rows, "store_bias" if bias else "store"), weight.name,
+            c.launch(request(matmul.matmul, weight.format, rows, "store_bias" if bias else "store"), weight.name,
                      Units(units),
-                     [*c.operands(inputs[weight.form]), c.operand(w), *bias, output, *_rows_scalar(rows, c.rows),
+                     [*c.operands(inputs[weight.form]), c.operand(w), *bias, output, *rows_scalar(rows, c.rows),
                       weight.columns, weight.rows, leading, column],
                      grain=_GRAIN, barrier=index == len(weights) - 1,
                      bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
@@ -94,10 +89,11 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
     def gated_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, gate, up, act, _, result_form = op.operands(call)
         weight, form = c.weight(gate), op.scalar(result_form)
-        rows = _kernel_rows(c.rows)
+        rows = kernel_rows(c.rows)
         units = math.ceil(weight.rows / gated_kernels.gated_unit_rows(form))
-        c.launch(_request(gated_kernels.gated_matmul, weight.format, rows, _ACTIVATIONS[op.scalar(act)], form), weight.name, Units(units),
-                 [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), *_rows_scalar(rows, c.rows),
+        kernel = request(gated_kernels.gated_matmul, weight.format, rows, _ACTIVATIONS[op.scalar(act)], form)
+        c.launch(kernel, weight.name, Units(units),
+                 [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), *rows_scalar(rows, c.rows),
                   weight.columns, weight.rows],
                  bytes_read=2 * weight.bytes,
                  flops=4 * c.rows * weight.rows * weight.columns)
@@ -106,71 +102,32 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         y, act, form = op.operands(call)
         columns = int(op.shape(y)[1]) // 2
         units = c.rows * math.ceil(columns / gated_kernels.GATED_UNIT)
-        c.launch(_request(gated_kernels.gated, _ACTIVATIONS[op.scalar(act)], op.scalar(form)), "gated unit",
+        c.launch(request(gated_kernels.gated, _ACTIVATIONS[op.scalar(act)], op.scalar(form)), "gated unit",
                  Units(units), [c.operand(y), *flatten(c.result(var)), columns])
 
     def softcap(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, cap = op.operands(call)
         count = c.rows * int(op.shape(x)[1])
-        c.launch(_request(argmax.softcap), "softcap", Units(math.ceil(count / argmax.SOFTCAP_UNIT)),
+        c.launch(request(argmax.softcap), "softcap", Units(math.ceil(count / argmax.SOFTCAP_UNIT)),
                  [c.operand(x), *flatten(c.result(var)), count, float(op.scalar(cap))], grain=4)
 
     def linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, w, _ = op.operands(call)
         weight = c.weight(w)
-        rows, units = _kernel_rows(c.rows), math.ceil(weight.rows / argmax.ARGMAX_UNIT)
+        rows, units = kernel_rows(c.rows), math.ceil(weight.rows / argmax.ARGMAX_UNIT)
         best, index = c.temporary(units * c.rows * 4), c.temporary(units * c.rows * 4)
-        c.launch(_request(argmax.matmul_argmax, weight.format, rows), weight.name, Units(units),
-                 [*c.operands(x), c.operand(w), best, index, *_rows_scalar(rows, c.rows), weight.columns, weight.rows],
+        c.launch(request(argmax.matmul_argmax, weight.format, rows), weight.name, Units(units),
+                 [*c.operands(x), c.operand(w), best, index, *rows_scalar(rows, c.rows), weight.columns, weight.rows],
                  bytes_read=weight.bytes,
                  flops=2 * c.rows * weight.rows * weight.columns)
-        c.launch(_request(argmax.argmax_reduce), "arg-max", Units(c.rows),
+        c.launch(request(argmax.argmax_reduce), "arg-max", Units(c.rows),
                  [best, index, *flatten(c.result(var)), units, c.rows])
 
-    def features(c: ProgramContext, var: Expr, call: Expr) -> None:
-        taps, form = op.operands(call)
-        outputs = flatten(c.result(var))
-        leading = sum(int(op.shape(t)[1]) for t in taps)
-        column = 0
-        for index, tap in enumerate(taps):
-            columns = int(op.shape(tap)[1])
-            c.launch(_request(feature_kernels.features, op.scalar(form)), "features", Units(c.rows),
-                     [c.operand(tap), *outputs, columns, leading, column], barrier=index == len(taps) - 1)
-            column += columns
-
-    def kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
-        """One launch where all projections share a block format, else one for each, side by side."""
-        x, weights, norms, table, caches, state, kv_heads, size, pairing, epsilon, _ = op.operands(call)
-        heads, head_size = op.scalar(kv_heads), op.scalar(size)
-        pairs = int(op.shape(table)[2])
-        cosine, sine = _cosine_sine(c.operand(table), c.rows, pairs)
-        packed = [c.weight(w) for w in weights]
-        c.keep_adjacent([w.name for w in packed])
-        c.keep_adjacent([n.name for n in norms])
-        rows = _kernel_rows(c.rows)
-        together = len({w.format for w in packed}) == 1
-        launches = [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]
-        for first, matrices in launches:
-            c.launch(_request(kv_kernels.kv_linear, matrices[0].format, rows, head_size, op.scalar(pairing)),
-                     "KV injection", Units(len(matrices) * heads),
-                     [*c.operands(x), Operand("weight", matrices[0].name), c.operand(norms[0]), c.operand(state), cosine,
-                      sine, c.operand(caches[0]), c.operand(caches[1]), *_rows_scalar(rows, c.rows),
-                      matrices[0].columns, heads, Operand("context"), pairs, first, float(op.scalar(epsilon))],
-                     barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),
-                     flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))
-        c.values[var] = []
-
-    def accept(c: ProgramContext, var: Expr, call: Expr) -> None:
-        tokens, ids, state, block = (c.operand(x) for x in op.operands(call))
-        c.launch(_request(accept_kernels.accept), "accept", Units(1),
-                 [tokens, ids, state, block, *flatten(c.result(var)), c.rows])
-
     return {
-        "dflashc.features": features, "dflashc.kv_injection": kv_injection, "dflashc.accept": accept,
         "dflashc.embed": embed, "dflashc.rope_table": rope_table, "dflashc.norm": norm_rule,
         "dflashc.quantise": quantise, "dflashc.linear_group": linear_group, "dflashc.gated_linear": gated_linear,
         "dflashc.gated": gated, "dflashc.softcap": softcap, "dflashc.linear_argmax": linear_argmax,
-        "dflashc.attention_block": _attention_block,
+        "dflashc.attention_block": _attention_block, **drafter_rules(traits),
     }
 
 
@@ -184,7 +141,7 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
     group, normed = query_heads // kv_heads, len(norms) > 0
     pairs = int(op.shape(table)[2])
     leading = (query_heads + 2 * kv_heads) * size
-    cosine, sine = _cosine_sine(c.operand(table), c.rows, pairs)
+    cosine, sine = cosine_sine(c.operand(table), c.rows, pairs)
     common = [c.operand(state), c.operand(qkv), cosine, sine]
     caches = [c.operand(keys), c.operand(values)]
     weights = [c.operand(w) for w in norms]
@@ -198,7 +155,7 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
         per_part = kv_heads * queries
         partial_values = c.share(_parts_buffer("attention.values", per_part * size * 4))
         partial_sums = c.share(_parts_buffer("attention.sums", per_part * 2 * 4))
-        c.launch(_request(attention.attention, c.rows, group, size, pairing, normed, mask), f"{label} attention",
+        c.launch(request(attention.attention, c.rows, group, size, pairing, normed, mask), f"{label} attention",
                  Units(kv_heads, c.rows, attention_tile.PART),
                  [*common, *weights, *caches, partial_values, partial_sums, leading, kv_heads, capacity, window, pairs,
                   float(scale), *tail])
@@ -206,16 +163,16 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
         merged_form = form if direct else "f32"
         merged = outputs if direct else [c.temporary(c.rows * columns * 4)]
         units = c.rows * query_heads // attention.heads_per_unit(size, merged_form)
-        c.launch(_request(attention.attention_merge, size, merged_form, mask), f"{label} attention merge", Units(units),
+        c.launch(request(attention.attention_merge, size, merged_form, mask), f"{label} attention merge", Units(units),
                  [c.operand(state), partial_values, partial_sums, *merged, c.rows, kv_heads, group, window])
         if not direct:
             _quantise(c, merged[0], form, outputs, columns)
         return
     blocks = Units(kv_heads * c.rows // attention.BLOCK)
-    c.launch(_request(attention.kv_write, size, pairing, normed), f"{label} cache write", blocks,
+    c.launch(request(attention.kv_write, size, pairing, normed), f"{label} cache write", blocks,
              [*common, *weights[1:], *caches, leading, query_heads, kv_heads, capacity, pairs, *tail])
     attended = outputs if form == "f32" else [c.temporary(c.rows * columns * 4)]
-    c.launch(_request(attention.attention_prefill, group, size, pairing, normed), f"{label} attention", blocks,
+    c.launch(request(attention.attention_prefill, group, size, pairing, normed), f"{label} attention", blocks,
              [*common, *weights[:1], *caches, *attended, c.rows, leading, kv_heads, capacity, window, pairs,
               float(scale), *tail])
     if form != "f32":
@@ -223,37 +180,9 @@ def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 
 def _quantise(c: ProgramContext, source: Operand, form: str, outputs: Sequence[Operand], columns: int) -> None:
-    c.launch(_request(activation.quantise, form), "quantise", Units(c.rows), [source, *outputs, columns])
+    c.launch(request(activation.quantise, form), "quantise", Units(c.rows), [source, *outputs, columns])
 
 
 def _parts_buffer(name: str, bytes_per_part: int) -> Buffer:
     """Scratch for partial attention results: one part per 256 tokens of context."""
     return Buffer(name, "scratch", bytes_per_part, math.ceil(bytes_per_part / attention_tile.PART))
-
-
-def _cosine_sine(table: Operand, rows: int, pairs: int) -> tuple[Operand, Operand]:
-    """The two halves of a rope table."""
-    return table, Operand(table.kind, table.name, table.value + rows * pairs * 4)
-
-
-def _kernel_rows(rows: int) -> int | None:
-    """The row count a kernel is compiled for; None where it is an argument."""
-    return rows if rows in VERIFY_ROWS else None
-
-
-def _rows_scalar(kernel_rows: int | None, rows: int) -> list[int]:
-    return [] if kernel_rows is not None else [rows]
-
-
-def _request(builder: Callable[..., Any], *arguments: Any) -> KernelRequest:
-    """A kernel by its builder; the symbol is spelt from the arguments."""
-    words = [builder.__name__, *(_word(a) for a in arguments)]
-    return KernelRequest("_".join(words), builder, arguments)
-
-
-def _word(argument: Any) -> str:
-    if argument is None:
-        return "rows"
-    if isinstance(argument, bool):
-        return "norm" if argument else "plain"
-    return str(argument)

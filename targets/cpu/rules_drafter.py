@@ -1,0 +1,102 @@
+"""How the CPU runs the operators of drafter and round: features, KV injection, acceptance, and DFlash2's own."""
+
+from __future__ import annotations
+
+import math
+
+from dflashc.passes import operators as op
+from dflashc.passes.operators import Expr
+from dflashc.runtime.plan import Operand, Units
+from dflashc.targets.context import ProgramContext, Rule, flatten
+from dflashc.targets.cpu.kernels import accept as accept_kernels
+from dflashc.targets.cpu.kernels import convolution, features, kv_linear, selector
+from dflashc.targets.cpu.requests import cosine_sine, kernel_rows, request, rows_scalar
+from dflashc.targets.cpu.traits import Traits
+
+
+def drafter_rules(traits: Traits) -> dict[str, Rule]:
+    """The rules for a feature level, by operator."""
+
+    def convolution_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
+        u, x, w, base, _, form = op.operands(call)
+        weight, (_, taps, columns) = c.weight(w), map(int, op.shape(base))
+        group_size = 2 * taps * columns // weight.rows
+        units = math.ceil(columns / convolution.convolution_unit(traits, group_size, op.scalar(form)))
+        c.launch(request(convolution.convolution_matmul, weight.format, c.rows, taps, group_size, op.scalar(form)),
+                 weight.name, Units(units),
+                 [*c.operands(x), c.operand(u), c.operand(w), c.operand(base), *flatten(c.result(var)), columns],
+                 bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
+
+    return {
+        "dflashc.features": _features, "dflashc.kv_injection": _kv_injection, "dflashc.accept": _accept,
+        "dflashc.convolution_linear": convolution_linear, "dflashc.norm_convolution": _norm_convolution,
+        "dflashc.select_candidates": _select_candidates,
+    }
+
+
+def _features(c: ProgramContext, var: Expr, call: Expr) -> None:
+    """A launch per tap, side by side."""
+    taps, form = op.operands(call)
+    outputs = flatten(c.result(var))
+    leading, column = sum(int(op.shape(t)[1]) for t in taps), 0
+    for index, tap in enumerate(taps):
+        columns = int(op.shape(tap)[1])
+        c.launch(request(features.features, op.scalar(form)), "features", Units(c.rows),
+                 [c.operand(tap), *outputs, columns, leading, column], barrier=index == len(taps) - 1)
+        column += columns
+
+
+def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
+    """One launch where all projections share a block format, else one for each, side by side."""
+    x, weights, norms, table, caches, state, kv_heads, size, pairing, epsilon, _ = op.operands(call)
+    heads, pairs = op.scalar(kv_heads), int(op.shape(table)[2])
+    cosine, sine = cosine_sine(c.operand(table), c.rows, pairs)
+    packed = [c.weight(w) for w in weights]
+    c.keep_adjacent([w.name for w in packed])
+    c.keep_adjacent([n.name for n in norms])
+    rows = kernel_rows(c.rows)
+    together = len({w.format for w in packed}) == 1
+    for first, matrices in [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]:
+        c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing)),
+                 "KV injection", Units(len(matrices) * heads),
+                 [*c.operands(x), Operand("weight", matrices[0].name), c.operand(norms[0]), c.operand(state), cosine,
+                  sine, c.operand(caches[0]), c.operand(caches[1]), *rows_scalar(rows, c.rows), matrices[0].columns,
+                  heads, Operand("context"), pairs, first, float(op.scalar(epsilon))],
+                 barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),
+                 flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))
+    c.values[var] = []
+
+
+def _accept(c: ProgramContext, var: Expr, call: Expr) -> None:
+    tokens, ids, state, block = (c.operand(x) for x in op.operands(call))
+    c.launch(request(accept_kernels.accept), "accept", Units(1),
+             [tokens, ids, state, block, *flatten(c.result(var)), c.rows])
+
+
+def _norm_convolution(c: ProgramContext, var: Expr, call: Expr) -> None:
+    x, z, dynamic, base, weight, epsilon, forms_text = op.operands(call)
+    forms = tuple(filter(None, op.scalar(forms_text).split(",")))
+    _, taps, columns = map(int, op.shape(base))
+    group_size = taps * columns // int(op.shape(dynamic)[1])
+    result = c.result(var)
+    assert isinstance(result, list)
+    normed = [c.operand(weight[0]), c.temporary(c.rows * columns * 4), *flatten(result[1:])] if forms else []
+    c.launch(request(convolution.norm_convolution, taps, group_size, forms), "norm", Units(c.rows),
+             [c.operand(x), c.operand(z), c.operand(dynamic), c.operand(base), *flatten(result[0]), *normed, columns,
+              float(op.scalar(epsilon))])
+
+
+def _select_candidates(c: ProgramContext, var: Expr, call: Expr) -> None:
+    """The best logits of each segment, then one walk over the rows; the candidates' probabilities stay behind."""
+    logits, projected, block, predecessor, successor, count = op.operands(call)
+    kept, vocabulary = op.scalar(count), int(op.shape(logits)[1])
+    rank = int(op.shape(projected)[1])
+    segments = math.ceil(vocabulary / selector.SEGMENT)
+    value, index = (c.temporary(c.rows * segments * kept * 4) for _ in range(2))
+    c.launch(request(selector.top_candidates, kept), "candidates", Units(c.rows * segments),
+             [c.operand(logits), value, index, vocabulary])
+    scratch, probability = c.temporary(2 * rank * 4), c.temporary(c.rows * 4)
+    tables = [c.weight(predecessor).format, c.weight(successor).format]
+    c.launch(request(selector.select_candidates, kept, *tables), "selector walk", Units(1),
+             [value, index, c.operand(projected), c.operand(block), c.operand(predecessor), c.operand(successor),
+              scratch, *flatten(c.result(var)), probability, c.rows, segments, rank])
