@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.contest import Case, Contestant, Results, Series, contest
 from benchmarks.engines import Engine
 from benchmarks.kernels import bytes_of_run
-from benchmarks.machine import busy_processes
+from benchmarks.machine import busy_processes, read_bandwidth
 from dflashc.runtime.artefact import load_artefact
 
 OURS, IDS, PEER = "dflashc", "dflashc, ids", "llama.cpp"
@@ -39,6 +39,8 @@ class Measurement:
     ----------
     results : Results
         Seconds per decoded batch.
+    bandwidth : float
+        Bytes per second that the machine reads from memory, the better of before and after.
     needed : dict
         Bytes that our program reads at least, by case and contestant.
     fill : dict
@@ -52,6 +54,7 @@ class Measurement:
     """
 
     results: Results
+    bandwidth: float
     needed: dict[str, dict[str, int]] = field(default_factory=dict)
     fill: dict[str, dict[int, float]] = field(default_factory=dict)
     start: dict[str, Series] = field(default_factory=dict)
@@ -80,7 +83,7 @@ def cases(depths: Sequence[int]) -> list[Case]:
             Case(prefill_case(), f"prefill {PREFILL} {{head}}")]
 
 
-def measure(commands: Mapping[str, list[str]], artefact: Path, depths: Sequence[int], rounds: int,
+def measure(commands: Mapping[str, list[str]], artefact: Path, depths: Sequence[int], threads: int, rounds: int,
             heard: Callable[[str], None] = lambda stage: None) -> Measurement:
     """Run all measurements.
 
@@ -90,6 +93,8 @@ def measure(commands: Mapping[str, list[str]], artefact: Path, depths: Sequence[
         How to start the engines, by contestant: `OURS` and, where it is there, `PEER`.
     depths : sequence of int
         Tokens already in the context; the first is 0.
+    threads : int
+        Those of the engines, here for the read bandwidth.
     heard : callable
         Is told what comes next.
     """
@@ -100,9 +105,11 @@ def measure(commands: Mapping[str, list[str]], artefact: Path, depths: Sequence[
             heard(f"filling the contexts of {name}")
             for depth in depths:
                 fill[name][depth] = engine.ask(f"open {depth} {depth + ROOM}")
+        before = read_bandwidth(threads)
         contestants = [Contestant(OURS, engines[OURS], "logits"), Contestant(IDS, engines[OURS], "ids"),
                        *(Contestant(n, e, "logits") for n, e in engines.items() if n != OURS)]
         results = contest(cases(depths), contestants, rounds, lambda done: heard(f"round {done} of {rounds + 1}"))
+        bandwidth = max(before, read_bandwidth(threads))
         heard("beside busy processes")
         with busy_processes(_BUSY_PROCESSES):
             busy = contest(cases(depths)[:1], contestants, rounds)
@@ -112,7 +119,7 @@ def measure(commands: Mapping[str, list[str]], artefact: Path, depths: Sequence[
     for name in commands:
         start[name] = Series(tuple(b[name][0] for b in begun))
         memory[name] = begun[-1][name][1]
-    return Measurement(results, _needed(artefact, depths), fill, start, memory, busy)
+    return Measurement(results, bandwidth, _needed(artefact, depths), fill, start, memory, busy)
 
 
 def _start(command: list[str]) -> tuple[float, dict[str, int]]:

@@ -49,5 +49,5 @@ def build_artefact(model: Path, target: str, context: int, folder: Path, reuse: 
     output = folder / f"{model.stem}.{target}.dflash"
     if not (reuse and output.exists()):
         click.echo(f"building {output}", err=True)
-        build(BuildOptions(model, target, output, context))
+        build(BuildOptions(model, target, output, context=context))
     return output

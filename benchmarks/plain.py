@@ -18,7 +18,7 @@ from benchmarks.engines import PeerMissing, compile_llama_cpp, dflashc_command, 
 from benchmarks.kernels import profile
 from benchmarks.measure import OURS, PEER, ROOM, measure
 from benchmarks.models import build_artefact, context_length, default_models
-from dflashc.compiler.tables import Table, pairs, show, size
+from dflashc.compiler.tables import Table, pairs, show
 from dflashc.runtime.processors import choose_threads
 
 _DEPTHS = (0, 2048, 8192)
@@ -44,8 +44,8 @@ def main(models: Sequence[Path], peer: Path | None, threads: int | None, target:
     cache.mkdir(parents=True, exist_ok=True)
     threads = choose_threads(threads)
     helper = _helper(peer, cache)
-    facts = machine.describe() | {"threads": threads, "bandwidth": machine.read_bandwidth(threads)}
-    _show_machine(facts)
+    facts = machine.describe() | {"threads": threads, "llama.cpp": str(peer) if helper else None}
+    show([pairs("Machine", facts.items())])
     found = {}
     for model in models or default_models(cache):
         depths = _depths(model, quick)
@@ -53,9 +53,11 @@ def main(models: Sequence[Path], peer: Path | None, threads: int | None, target:
         commands = {OURS: dflashc_command(artefact, threads)}
         if helper:
             commands[PEER] = llama_cpp_command(helper, model, threads)
-        measured = measure(commands, artefact, depths, 2 if quick else rounds, lambda s: click.echo(s, err=True))
-        profiles = _profiles(artefact, threads, depths) if profiled else []
-        show(report.tables(model.name, measured, float(facts["bandwidth"]), depths) + profiles)
+        measured = measure(commands, artefact, depths, threads, 2 if quick else rounds,
+                           lambda stage: click.echo(stage, err=True))
+        show(report.tables(model.name, measured, depths))
+        if profiled:
+            show(_profiles(artefact, threads, depths))
         found[model.name] = report.document(measured, depths)
     if output:
         output.write_text(json.dumps({"machine": facts, "models": found}, indent=1) + "\n")
@@ -79,12 +81,6 @@ def _profiles(artefact: Path, threads: int, depths: Sequence[int]) -> list[Table
     runs = [*((0, rows, head) for rows, head in _PROFILED), (depths[-1], 1, "logits")]
     return [report.profile_table(f"{artefact.stem}: {rows} rows at {depth}, {head}",
                                  profile(artefact, threads, depth, rows, head)) for depth, rows, head in runs]
-
-
-def _show_machine(facts: dict[str, object]) -> None:
-    show([pairs("Machine", [("processor", facts["processor"]), ("threads", facts["threads"]),
-                            ("load average", f"{facts['load']:.2f}"),
-                            ("read bandwidth", f"{size(float(str(facts['bandwidth'])))}/s")])])
 
 
 if __name__ == "__main__":

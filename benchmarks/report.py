@@ -52,15 +52,9 @@ def attention_seconds(measured: Measurement, contestant: str, depth: int) -> flo
     return measured.results[decode_case(depth)][contestant].median - measured.results[decode_case(0)][contestant].median
 
 
-def tables(name: str, measured: Measurement, bandwidth: float, depths: Sequence[int]) -> list[Table]:
-    """Everything for people. Times are medians and ranges over the rounds, in milliseconds.
-
-    Parameters
-    ----------
-    bandwidth : float
-        Bytes per second that this machine reads from memory.
-    """
-    return [_times(name, measured, bandwidth), _attention(name, measured, depths), _starts(name, measured),
+def tables(name: str, measured: Measurement, depths: Sequence[int]) -> list[Table]:
+    """Everything for people. Times are medians and ranges over the rounds, in milliseconds."""
+    return [_times(name, measured), _attention(name, measured, depths), _starts(name, measured),
             _busy(name, measured),
             Table(f"{name}: bars", ("figure", ">required", ">found", ""),
                   [(b.name, f"{b.required:.2f}", f"{b.found:.2f}", "" if b.reached else "missed")
@@ -83,19 +77,19 @@ def document(measured: Measurement, depths: Sequence[int]) -> dict[str, Any]:
                                                     for b in bars(measured, depths)]}
 
 
-def _times(name: str, measured: Measurement, bandwidth: float) -> Table:
+def _times(name: str, measured: Measurement) -> Table:
     contestants = [c for c in (PEER, OURS, IDS) if c in next(iter(measured.results.values()))]
     ratios = [c for c in (OURS, IDS) if PEER in contestants]
     rows = []
     for case, row in measured.results.items():
         cells = [case, *(row[c].text(1e3) for c in contestants), *(row[PEER].ratio(row[c]).text() for c in ratios)]
-        for c in (OURS, IDS):
-            limit = measured.needed[case][c] / bandwidth if case in measured.needed else 0.0
-            cells += [f"{1e3 * limit:.2f}" if c == OURS and limit else "" for _ in range(c == OURS)]
-            cells.append(f"{limit / row[c].median:.0%}" if limit else "")
+        limits = {c: nbytes / measured.bandwidth for c, nbytes in measured.needed.get(case, {}).items()}
+        cells.append(f"{1e3 * limits[OURS]:.2f}" if limits else "")
+        cells += [f"{limits[c] / row[c].median:.0%}" if limits else "" for c in (OURS, IDS)]
         rows.append(cells)
-    return Table(f"{name}: milliseconds", ("case", *(f">{c}" for c in contestants), *(f">ratio, {c}" for c in ratios),
-                                           ">memory limit", f">share, {OURS}", f">share, {IDS}"), rows)
+    return Table(f"{name}: milliseconds; {measured.bandwidth / 1e9:.1f} GB/s read from memory",
+                 ("case", *(f">{c}" for c in contestants), *(f">ratio, {c}" for c in ratios),
+                  ">memory limit", f">share, {OURS}", f">share, {IDS}"), rows)
 
 
 def _attention(name: str, measured: Measurement, depths: Sequence[int]) -> Table:
