@@ -77,15 +77,22 @@ def cli(settings: Settings, debug: bool, verbose: bool) -> None:
 @click.option("--target", required=True, help="Device to build for; `dflashc targets` lists them.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context capacity in tokens [model's own].")
+@click.option("--drafter", type=click.Path(path_type=Path), help="GGUF file of a DFlash drafter for MODEL.")
+@click.option("--taps-offset", type=int, help="Added to the drafter's target layers, to count from 0 [by the file].")
+@click.option("--draft-causal", default="auto", show_default=True, help="Causal layers: auto, none, swa or all.")
+@click.option("--draft-rows", default="short", show_default=True, help="Rows of a draft: short, or full blocks.")
+@click.option("--embedding-scale", type=float, help="Factor of the drafter's input embeddings [by the files].")
 @click.option("--dump", type=click.Path(path_type=Path, file_okay=False), help="Write the IR after every pass there.")
 @click.option("--dry-run", is_flag=True, help="Stop before anything is compiled or written, and say what would be.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def build(settings: Settings, as_json: bool, dry_run: bool, **options: Any) -> None:
-    """Compile the GGUF file MODEL to an artefact."""
+    """Compile the GGUF file MODEL to an artefact, with a drafter to one that speculates."""
     from dflashc.compiler import cli_build
     from dflashc.compiler.build import BuildOptions
+    from dflashc.compiler.pair import Overrides
 
+    options["overrides"] = Overrides(**{field.name: options.pop(field.name) for field in fields(Overrides)})
     options["context"] = options["context"] or 0
     (cli_build.dry_run if dry_run else cli_build.build)(BuildOptions(**options), as_json, settings.verbose)
 
@@ -127,6 +134,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--stop", "stops", multiple=True, help="End before this text; may be given several times.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens to generate at most [until the model ends].")
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context in tokens [4096, or what is needed].")
+@click.option("--width", type=click.IntRange(min=0), help="Tokens to draft per round, of a pair; 0 drafts none.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [available cores].")
 @click.option("-q", "--quiet", is_flag=True, help="Print no statistics.")
 @click.pass_obj

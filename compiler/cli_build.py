@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -11,9 +13,11 @@ from rich.console import Console
 from dflashc.compiler.build import BuildOptions, lower
 from dflashc.compiler.build import build as build_artefact
 from dflashc.compiler.cli_inspect import memory_table, program_table, types_table
+from dflashc.compiler.drafter import normalise
 from dflashc.compiler.gguf import open_gguf
 from dflashc.compiler.inspect import describe_artefact, describe_lowered
 from dflashc.compiler.models import read_model_config
+from dflashc.compiler.pair import check_pair
 from dflashc.compiler.progress import BuildProgress
 from dflashc.compiler.tables import Table, pairs, show, size
 from dflashc.targets.registry import find_target
@@ -23,7 +27,7 @@ def build(options: BuildOptions, as_json: bool, verbose: bool) -> None:
     """Build an artefact with progress bars on standard error; raises what `build.build` raises."""
     started = time.perf_counter()
     if not as_json:
-        show([_settings(options)])
+        show(_settings(options))
     with BuildProgress(Console(stderr=True)) as progress:
         build_artefact(options, progress)
     seconds = time.perf_counter() - started
@@ -43,9 +47,8 @@ def build(options: BuildOptions, as_json: bool, verbose: bool) -> None:
 def dry_run(options: BuildOptions, as_json: bool, verbose: bool) -> None:
     """Lower the model and print the plan; nothing is compiled or written."""
     if not as_json:
-        show([_settings(options)])
-    lowered = lower(options)
-    with lowered.gguf:
+        show(_settings(options))
+    with closing(lower(options)) as lowered:
         described = describe_lowered(lowered)
     if as_json:
         print(json.dumps(described, indent=1))
@@ -57,15 +60,19 @@ def dry_run(options: BuildOptions, as_json: bool, verbose: bool) -> None:
     print(f"{len(programs)} programs with {described['kernels']} kernels would be compiled, and nothing was written")
 
 
-def _settings(options: BuildOptions) -> Table:
+def _settings(options: BuildOptions) -> Iterator[Table]:
     """What was asked for, resolved; refuses what can be refused by the file's header and the target's name."""
     with open_gguf(options.model) as gguf:
         config = read_model_config(gguf)
         name = gguf.get_str("general.name", default=gguf.paths[0].stem)
         model_size = gguf.size
+        if options.drafter is not None:
+            with open_gguf(options.drafter) as drafter:
+                report = check_pair(gguf, config, drafter, normalise(drafter), options.overrides)
+            yield pairs("Pair", report.describe())
     need = find_target(options.target).requirements()
     context = str(options.context) if options.context else f"{config.context_length} (the model's)"
-    return pairs("Build", [
+    yield pairs("Build", [
         ("model", f"{name} ({config.architecture}), {config.layers} layers, {size(model_size)}"),
         ("target", f"{options.target}: {need.machine}, {need.level}"), ("uses", " ".join(need.features) or "baseline"),
         ("context", f"{context} tokens"), ("output", options.output)])

@@ -16,6 +16,9 @@ from dflashc.compiler.tables import Table, pairs, show, size
 from dflashc.runtime.artefact import check_machine, load_artefact, verify_hashes
 from dflashc.runtime.manifest import NAME
 
+ROLES = ("model", "drafter")
+"""Of the sources of an artefact, in order."""
+
 
 def inspect(path: Path, context: int | None, program: str | None, tensors: bool, as_json: bool) -> None:
     """Print what `path` is; `program` is None without --plan, and empty for a list of programs."""
@@ -52,7 +55,7 @@ def verify(directory: Path) -> None:
 
     artefact = load_artefact(directory)
     manifest = artefact.manifest
-    print(f"manifest   ok: {manifest.source.name} for {manifest.target}, context {manifest.context}")
+    print(f"manifest   ok: {manifest.sources[0].name} for {manifest.target}, context {manifest.context}")
     verify_hashes(artefact)
     print(f"files      ok: {len(manifest.files)} files, {size(sum(f.bytes for f in manifest.files.values()))}")
     check_machine(manifest)
@@ -81,11 +84,12 @@ def gguf_tables(d: dict[str, Any]) -> Iterator[Table]:
 
 def artefact_tables(d: dict[str, Any]) -> Iterator[Table]:
     """An artefact, without its lists of weights and programs."""
-    source, need = d["source"], d["requirements"]
+    need = d["requirements"]
     yield pairs("Artefact", [
         ("directory", d["directory"]), ("size", size(d["bytes"])), ("built by", f"dflashc {d['dflashc']}"),
-        ("model", f"{source['name']} ({source['architecture']})"),
-        *(("from", f"{name} sha256:{digest}") for name, digest in source["sha256"].items()),
+        *((role, f"{s['name']} ({s['architecture']})") for role, s in zip(ROLES, d["sources"], strict=False)),
+        *(("from", f"{name} sha256:{digest}") for s in d["sources"] for name, digest in s["sha256"].items()),
+        *([("drafts", f"up to {d['drafter']['width']} tokens a round")] if d["drafter"] else []),
         ("target", d["target"]), ("needs", " ".join([need["machine"], need["level"], *need["features"]])),
         ("context", f"{d['max_context']} tokens"), ("self-tests", d["self_tests"]),
         *(("note", note) for note in d["notes"])])

@@ -16,6 +16,7 @@ from types import FrameType
 
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.generate import Generator, Model, Report, load
+from dflashc.runtime.processors import choose_threads
 from dflashc.runtime.sampling import SamplingParameters
 
 
@@ -29,6 +30,7 @@ class RunOptions:
     stops: tuple[str, ...]
     max_tokens: int | None
     context: int | None
+    width: int | None
     threads: int | None
     raw: bool
     parse_special: bool
@@ -56,7 +58,7 @@ def answer(options: RunOptions, prompt: str) -> bool:
     with load(options.artefact, options.threads) as model:
         ids = _encode(model, options, prompt)
         generator = _generator(model, options, len(ids) + (options.max_tokens or 0))
-        _, interrupted = _stream(generator, ids, options)
+        _, interrupted = _stream(model, generator, ids, options)
         _print_statistics(generator, model, options)
     return not interrupted
 
@@ -82,7 +84,7 @@ def chat(options: RunOptions) -> None:
         for line in _lines():
             turn = [*messages, {"role": "user", "content": line}]
             try:
-                text, _ = _stream(generator, model.encode(turn, enable_thinking=options.thinking), options)
+                text, _ = _stream(model, generator, model.encode(turn, enable_thinking=options.thinking), options)
             except RequestError as error:
                 if not sys.stdin.isatty():
                     raise
@@ -105,8 +107,8 @@ def _generator(model: Model, options: RunOptions, needed: int) -> Generator:
     if options.verbose:
         manifest = model.artefact.manifest
         memory = sum(model.artefact.plan.memory(context).values()) + sum(w.bytes for w in manifest.weights)
-        print(f"dflashc: {manifest.source.name}, target {manifest.target} ({manifest.requirements.level}), "
-              f"{model.device.threads} threads, context {context}, {memory / 2**20:,.1f} MiB, "
+        print(f"dflashc: {manifest.sources[0].name}, target {manifest.target} ({manifest.requirements.level}), "
+              f"{choose_threads(options.threads)} threads, context {context}, {memory / 2**20:,.1f} MiB, "
               f"seed {options.parameters.seed}", file=sys.stderr)
     return model.generator(context)
 
@@ -129,10 +131,11 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _stream(generator: Generator, ids: list[int], options: RunOptions) -> tuple[str, bool]:
+def _stream(model: Model, generator: Generator, ids: list[int], options: RunOptions) -> tuple[str, bool]:
     """Print an answer as it comes; returns it, and whether Ctrl-C ended it."""
     shown: list[str] = []
-    texts = generator.generate(ids, options.parameters, max_tokens=options.max_tokens, stops=options.stops)
+    texts = generator.generate(ids, options.parameters, max_tokens=options.max_tokens, stops=options.stops,
+                               width=model.choose_width(options.width))
     with _interrupts() as interrupted:
         for text in texts:
             shown.append(text)
@@ -170,6 +173,7 @@ def _print_statistics(generator: Generator, model: Model, options: RunOptions) -
 def _statistics(report: Report, load_seconds: float) -> str:
     counts = report.statistics
     decode_speed = f", {report.decode_speed:,.1f} tok/s" if report.decoded else ""
+    drafted = f", {counts.accepted} of {counts.drafted} drafted accepted" if counts.drafted else ""
     return (f"[prompt {counts.prompt} tokens, {counts.cached} cached, {report.prefill_speed:,.1f} tok/s; "
-            f"generated {counts.generated} tokens{decode_speed}; "
+            f"generated {counts.generated} tokens{decode_speed}{drafted}; "
             f"loaded in {load_seconds:.2f} s; finish: {report.finish}]")

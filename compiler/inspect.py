@@ -61,7 +61,8 @@ def describe_artefact(path: Path, context: int | None = None) -> dict[str, Any]:
         "dflashc": manifest.dflashc,
         "target": manifest.target,
         "requirements": dataclasses.asdict(manifest.requirements),
-        "source": dataclasses.asdict(manifest.source),
+        "sources": [dataclasses.asdict(source) for source in manifest.sources],
+        "drafter": manifest.drafter,
         "config": manifest.config,
         "max_context": plan.max_context,
         "context": context or plan.max_context,
@@ -81,6 +82,7 @@ def describe_lowered(lowered: Lowered) -> dict[str, Any]:
     plan = lowered.plan
     weights = [source.packed for source in lowered.sources.values()]
     return {
+        "pair": lowered.pair.to_json() if lowered.pair else None,
         "target": lowered.target.name,
         "requirements": dataclasses.asdict(lowered.target.requirements()),
         "config": dataclasses.asdict(lowered.config),

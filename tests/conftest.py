@@ -18,10 +18,25 @@ def pycode_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def pycode_drafter(pycode_model: Path) -> Path:
+    return pycode_model.with_name("pycode-3m-dflash-q8_0.gguf")
+
+
+@pytest.fixture(scope="session")
 def pycode_artefact(pycode_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built for the best level of this CPU, with a context of 1024 tokens; not to be changed."""
     from dflashc.compiler.build import BuildOptions, build
 
     output = tmp_path_factory.mktemp("pycode") / "pycode-3m.dflash"
     build(BuildOptions(pycode_model, "cpu", output, context=1024))
+    return output
+
+
+@pytest.fixture(scope="session")
+def pycode_pair_artefact(pycode_model: Path, pycode_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with its drafter."""
+    from dflashc.compiler.build import BuildOptions, build
+
+    output = tmp_path_factory.mktemp("pycode-pair") / "pycode-3m.dflash"
+    build(BuildOptions(pycode_model, "cpu", output, drafter=pycode_drafter, context=1024))
     return output

@@ -13,8 +13,9 @@ from dflashc.runtime.errors import BuildError
 from dflashc.runtime.manifest import Manifest, Requirements, Source, load_manifest
 
 MANIFEST = Manifest(
-    dflashc="1", target="cpu", requirements=Requirements("x86_64", "x", ("f",), 1), source=Source("m", "a", {}, 1),
-    config={"vocabulary": 3}, context=256, weights=(), tokenizer={}, self_test=(), notes=("a note",))
+    dflashc="1", target="cpu", requirements=Requirements("x86_64", "x", ("f",), 1),
+    sources=(Source("m", "a", {}, 1),), config={"vocabulary": 3}, drafter={}, context=256, weights=(), self_test=(),
+    notes=("a note",))
 
 
 def write(output: Path, content: str = "data") -> None:

@@ -90,6 +90,18 @@ def test_dry_run_as_json_and_with_dumps(dflashc: Here, pycode_model: Path, tmp_p
     assert len(list(dump.iterdir())) > 5
 
 
+def test_dry_run_of_a_pair(dflashc: Here, pycode_model: Path, pycode_drafter: Path, tmp_path: Path) -> None:
+    result = dflashc("build", pycode_model, "--drafter", pycode_drafter, "--target", "cpu", "-o", tmp_path / "out",
+                     "--ctx", 512, "--dry-run")
+    assert result.code == 0, result.err
+    assert "16 rows, up to 15 proposals" in result.out
+    assert "inject.1" in result.out
+    refused = dflashc("build", pycode_model, "--drafter", pycode_model, "--target", "cpu", "-o", tmp_path / "out")
+    assert (refused.code, refused.out) == (3, "")
+    refused = dflashc("build", pycode_model, "--target", "cpu", "-o", tmp_path / "out", "--draft-rows", "most")
+    assert (refused.code, refused.err) == (2, "dflashc: error: --draft-rows is 'most'; expected short, full\n")
+
+
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
@@ -160,7 +172,7 @@ def test_inspect_lists_tensors(dflashc: Here, pycode_model: Path) -> None:
 
 def test_inspect_an_artefact(dflashc: Here, pycode_artefact: Path) -> None:
     described = json.loads(dflashc("inspect", pycode_artefact, "--json", "--ctx", 256).out)
-    assert described["source"]["architecture"] == "qwen3"
+    assert described["sources"][0]["architecture"] == "qwen3"
     assert described["memory"]["cache"] == 4 * 2 * 2 * 64 * 2 * 256, "layers, K and V, heads, head size, f16, tokens"
     assert described["bytes"] == sum(p.stat().st_size for p in pycode_artefact.rglob("*")
                                      if p.is_file() and p.name != "manifest.json")

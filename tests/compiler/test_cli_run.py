@@ -21,7 +21,8 @@ from tests.compiler.command import COMMAND, Here, beside
 
 PROMPT = "def main():\n"
 STATISTICS = re.compile(
-    r"\[prompt (\d+) tokens, (\d+) cached, [\d,.]+ tok/s; generated (\d+) tokens(?:, [\d,.]+ tok/s)?; "
+    r"\[prompt (\d+) tokens, (\d+) cached, [\d,.]+ tok/s; generated (\d+) tokens(?:, [\d,.]+ tok/s)?"
+    r"(?:, \d+ of \d+ drafted accepted)?; "
     r"loaded in [\d.]+ s; finish: (\w+)\]")
 
 
@@ -139,6 +140,28 @@ def test_control_tokens_in_a_raw_prompt(dflashc: Here, pycode_artefact: Path) ->
     options = ["run", pycode_artefact, "--raw", "-p", "<|im_end|>", "--max-tokens", 1]
     assert counts(dflashc(*options).err)[0][0] == "1"
     assert int(counts(dflashc(*options, "--no-special").err)[0][0]) > 1
+
+
+# pairs
+
+
+def test_a_width_needs_a_drafter(dflashc: Here, pycode_artefact: Path) -> None:
+    message = dflashc.error(2, "run", pycode_artefact, "-p", "x", "--width", 2)
+    assert message == "a width of 2 drafted tokens was asked for; this artefact has no drafter"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [["--temp", 0], ["--seed", 5]], ids=["greedy", "sampled"])
+def test_a_drafter_changes_the_speed_and_not_the_text(dflashc: Here, pycode_pair_artefact: Path,
+                                                      sampling: list[object]) -> None:
+    options = ["run", pycode_pair_artefact, "--raw", "-p", PROMPT, "--max-tokens", 40, *sampling]
+    plain = dflashc(*options, "--width", 0)
+    assert "drafted" not in plain.err
+    for width in ([], ["--width", 1], ["--width", 15]):
+        drafted = dflashc(*options, *width)
+        assert drafted.out == plain.out
+        assert re.search(r"tok/s, [1-9]\d* of \d+ drafted accepted;", drafted.err)
+    assert "this drafter makes 0 to 15" in dflashc.error(2, *options, "--width", 16)
 
 
 # conversations

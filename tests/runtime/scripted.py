@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dflashc.runtime.artefact import Artefact
-from dflashc.runtime.manifest import Manifest, Requirements, Source
+from dflashc.runtime.manifest import Manifest, Requirements
 from dflashc.runtime.plan import Buffer, Launch, Plan, Program, Units
 from dflashc.runtime.session import Session
 
@@ -59,7 +59,7 @@ class ScriptedDevice:
 
     def run(self, kernels: list[str], memories: Mapping[str, Any]) -> None:
         n = int(memories["state"].array[:8].view(np.int64)[0])
-        decoder, *heads = kernels
+        _, decoder, *heads = kernels  # after the rope tables
         rows = int(decoder.partition(".")[2])
         self.runs.append(rows)
         self._cache |= dict(enumerate(memories["tokens"].array.view(np.int32)[:rows].tolist(), n))
@@ -81,17 +81,20 @@ class ScriptedReplay:
         self._device.run(self._kernels, self._memories)
 
 
-def scripted_session(model: Callable[[list[int]], int], vocabulary: int, context: int = 256) -> Session:
-    """A session whose model is `model`; its device is `session._device`."""
+def scripted_artefact(vocabulary: int, context: int) -> Artefact:
+    """An artefact without files, for a `ScriptedDevice`."""
     buffers = {b.name: b for b in (
         Buffer("state", "state", 64), Buffer("tokens", "state", 16), Buffer("residual", "scratch", 64),
-        Buffer("ids", "output", 4), Buffer("logits", "output", 4 * vocabulary))}
-    roles = [*(("decode", rows) for rows in ROWS), ("ids", 1), ("logits", 1)]
+        Buffer("hidden", "view", 64), Buffer("ids", "output", 4), Buffer("logits", "output", 4 * vocabulary))}
+    roles = [*((role, rows) for role in ("positions", "decode") for rows in ROWS), ("ids", 1), ("logits", 1)]
     programs = {f"{role}.{rows}": Program(role, rows, (Launch(f"{role}.{rows}", role, Units(1), 1, ()),))
                 for role, rows in roles}
     manifest = Manifest(
-        dflashc="", target="scripted", requirements=Requirements("", "", (), 0), source=Source("", "", {}, 0),
-        config={"vocabulary": vocabulary, "hidden": 1}, context=context, weights=(), tokenizer={}, self_test=(),
-        notes=())
-    artefact = Artefact(Path(), manifest, Plan(buffers, programs, context))
-    return Session(artefact, ScriptedDevice(model, vocabulary), context)
+        dflashc="", target="scripted", requirements=Requirements("", "", (), 0), sources=(),
+        config={"vocabulary": vocabulary, "hidden": 1}, drafter={}, context=context, weights=(), self_test=(), notes=())
+    return Artefact(Path(), manifest, Plan(buffers, programs, context))
+
+
+def scripted_session(model: Callable[[list[int]], int], vocabulary: int, context: int = 256) -> Session:
+    """A session whose model is `model`; its device is `session._device`."""
+    return Session(scripted_artefact(vocabulary, context), ScriptedDevice(model, vocabulary), context)

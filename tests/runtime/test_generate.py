@@ -14,7 +14,7 @@ from dflashc.runtime.generate import Generator, Model, load
 from dflashc.runtime.processors import available_processors, choose_threads
 from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.tokenizer import Tokenizer
-from tests.runtime.scripted import ScriptedDevice, scripted_session
+from tests.runtime.scripted import ScriptedDevice, scripted_artefact, scripted_session
 from tests.runtime.vocabulary import BYTE_LEVEL, SENTENCEPIECE, build
 
 GREEDY = SamplingParameters(temperature=0)
@@ -175,8 +175,8 @@ def test_requests_that_cannot_be_served(tokenizer: Tokenizer, prompt: list[int],
 
 
 def model_of(tokenizer: Tokenizer) -> Model:
-    session = scripted_session(lambda tokens: END, tokenizer.vocab_size, 8192)
-    return Model(type("A", (), {"plan": session._plan})(), tokenizer, session._device)  # type: ignore[arg-type]
+    artefact = scripted_artefact(tokenizer.vocab_size, 8192)
+    return Model(artefact, tokenizer, ScriptedDevice(lambda tokens: END, tokenizer.vocab_size))
 
 
 def test_a_conversation_is_encoded_by_the_template(tokenizer: Tokenizer) -> None:
@@ -209,6 +209,13 @@ def test_the_begin_token_stands_once(tmp_path: Path) -> None:
 )
 def test_choice_of_the_context(tokenizer: Tokenizer, asked: int | None, needed: int, context: int) -> None:
     assert model_of(tokenizer).choose_context(asked, needed) == context
+
+
+def test_without_drafter_nothing_is_drafted(tokenizer: Tokenizer) -> None:
+    assert model_of(tokenizer).choose_width() is None
+    assert model_of(tokenizer).choose_width(0) is None
+    with pytest.raises(RequestError, match="no drafter"):
+        model_of(tokenizer).choose_width(3)
 
 
 def test_threads_are_those_of_the_process(tmp_path: Path) -> None:
