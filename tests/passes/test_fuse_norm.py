@@ -8,6 +8,7 @@ from dflashc.passes.fuse_norm import fuse_norm
 from tests.passes.compare import assert_keeps, assert_rewrites
 
 X, W = R.Tensor((4, 256), "float32"), R.Tensor((256,), "float32")
+D, BASE = R.Tensor((4, 32), "float32"), R.Tensor((2, 2, 256), "float32")
 Q32 = R.Tuple(R.Tensor((4, 256), "int8"), R.Tensor((4, 8), "float32"), R.Tensor((4, 8), "int32"))
 Q256 = R.Tuple(R.Tensor((4, 256), "int8"), R.Tensor((4, 1), "float32"), R.Tensor((4, 16), "int16"))
 X_ALONE, X_X, X_Q32 = R.Tuple(X), R.Tuple(X, X), R.Tuple(X, Q32)
@@ -280,3 +281,130 @@ def test_fused_norms_are_left_alone() -> None:
         return result
 
     assert_keeps(fuse_norm, function)
+
+
+def test_a_convolution_joins_the_residual_add() -> None:
+    @R.function
+    def before(x: X, z: X, dynamic: D, base: BASE, w: W):
+        with R.dataflow():
+            delta = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            s = R.add(x, delta)
+            n = R.call_pure_packed("dflashc.rms_norm", s, w, T.float64(1e-6), ty_args=X)
+            q = R.call_pure_packed("dflashc.quantise", n, R.str("q8_32"), ty_args=Q32)
+            result = (s, q, n)
+            R.output(result)
+        return result
+
+    @R.function
+    def after(x: X, z: X, dynamic: D, base: BASE, w: W):
+        with R.dataflow():
+            n = R.call_pure_packed("dflashc.norm_convolution", x, z, dynamic, base, (w,), T.float64(1e-6),
+                                   R.str("q8_32,f32"), ty_args=R.Tuple(X, Q32, X))
+            s = n[0]
+            q = n[1]
+            plain = n[2]
+            result = (s, q, plain)
+            R.output(result)
+        return result
+
+    assert_rewrites(fuse_norm, before, after)
+
+
+def test_a_convolution_before_the_last_add() -> None:
+    @R.function
+    def before(x: X, z: X, dynamic: D, base: BASE):
+        with R.dataflow():
+            delta = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            s = R.add(x, delta)
+            R.output(s)
+        return s
+
+    @R.function
+    def after(x: X, z: X, dynamic: D, base: BASE):
+        with R.dataflow():
+            n = R.call_pure_packed("dflashc.norm_convolution", x, z, dynamic, base, R.tuple(), T.float64(0.0),
+                                   R.str(""), ty_args=X_ALONE)
+            s = n[0]
+            R.output(s)
+        return s
+
+    assert_rewrites(fuse_norm, before, after)
+
+
+def test_a_convolution_that_something_else_reads_stays() -> None:
+    @R.function
+    def before(x: X, z: X, dynamic: D, base: BASE):
+        with R.dataflow():
+            delta = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            s = R.add(x, delta)
+            result = (s, delta)
+            R.output(result)
+        return result
+
+    @R.function
+    def after(x: X, z: X, dynamic: D, base: BASE):
+        with R.dataflow():
+            delta = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            n = R.call_pure_packed("dflashc.norm", x, (delta,), R.tuple(), R.tuple(), T.float64(0.0), R.str(""),
+                                   ty_args=X_ALONE)
+            s = n[0]
+            result = (s, delta)
+            R.output(result)
+        return result
+
+    assert_rewrites(fuse_norm, before, after)
+
+
+def test_a_norm_between_convolution_and_add_stays_between_them() -> None:
+    @R.function
+    def before(x: X, z: X, dynamic: D, base: BASE, post: W, w: W):
+        with R.dataflow():
+            c = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            delta = R.call_pure_packed("dflashc.rms_norm", c, post, T.float64(1e-6), ty_args=X)
+            s = R.add(x, delta)
+            n = R.call_pure_packed("dflashc.rms_norm", s, w, T.float64(1e-6), ty_args=X)
+            result = (s, n)
+            R.output(result)
+        return result
+
+    @R.function
+    def after(x: X, z: X, dynamic: D, base: BASE, post: W, w: W):
+        with R.dataflow():
+            c = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            n = R.call_pure_packed("dflashc.norm", x, (c,), (post,), (w,), T.float64(1e-6), R.str("f32"), ty_args=X_X)
+            s = n[0]
+            plain = n[1]
+            result = (s, plain)
+            R.output(result)
+        return result
+
+    assert_rewrites(fuse_norm, before, after)
+
+
+def test_a_convolution_with_norms_of_two_epsilons_takes_in_the_first() -> None:
+    @R.function
+    def before(x: X, z: X, dynamic: D, base: BASE, w: W):
+        with R.dataflow():
+            delta = R.call_pure_packed("dflashc.convolution_out", z, dynamic, base, ty_args=X)
+            s = R.add(x, delta)
+            n = R.call_pure_packed("dflashc.rms_norm", s, w, T.float64(1e-6), ty_args=X)
+            other = R.call_pure_packed("dflashc.rms_norm", s, w, T.float64(1e-5), ty_args=X)
+            result = (n, other)
+            R.output(result)
+        return result
+
+    @R.function
+    def after(x: X, z: X, dynamic: D, base: BASE, w: W):
+        with R.dataflow():
+            c = R.call_pure_packed("dflashc.norm_convolution", x, z, dynamic, base, (w,), T.float64(1e-6),
+                                   R.str("f32"), ty_args=X_X)
+            s = c[0]
+            n = c[1]
+            second = R.call_pure_packed("dflashc.norm", s, R.tuple(), R.tuple(), (w,), T.float64(1e-5), R.str("f32"),
+                                        ty_args=X_X)
+            other = second[1]
+            result = (n, other)
+            R.output(result)
+        return result
+
+    assert_rewrites(fuse_norm, before, after)

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
-from dflashc.passes.rewriting import Rewriter, rewrite_module
+from dflashc.passes.rewriting import Rewriter, rewrite, rewrite_module
 from tests.passes.compare import assert_rewrites, module_of
 
 X = R.Tensor((4, 8), "float32")
@@ -128,6 +128,46 @@ def test_uses() -> None:
     rewrite_module(module_of(function), rule)
     assert seen == {"once": (1, True, False), "twice": (2, False, False), "both": (1, False, True),
                     "returned": (0, False, True)}
+
+
+def test_a_result_under_another_name_is_the_result() -> None:
+    copied = rewrite_module(Module, keep)["first"]
+    assert isinstance(copied.body.blocks[0].bindings[-1].value, relax.Var)  # the copy renames what it returns
+    seen = {}
+
+    def rule(r: Rewriter, var: Expr, value: Expr) -> None:
+        seen[op.name_of(value)] = (r.used_once(var), r.is_result(var))
+
+    rewrite_module(module_of(copied), rule)
+    assert seen["relax.add"] == (False, True)
+
+
+def test_parameters_are_replaced_and_added() -> None:
+    @R.function
+    def before(x: X, z: X):
+        with R.dataflow():
+            a = R.nn.silu(x)
+            b = R.add(a, z)
+            R.output(b)
+        return b
+
+    @R.function
+    def after(a: X, z: X, added: X):
+        with R.dataflow():
+            b = R.add(a, added)
+            R.output(b)
+        return b
+
+    activated, added = (relax.Var(name, before.params[0].ty) for name in ("a", "added"))
+
+    def rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
+        if op.name_of(value) == "relax.nn.silu":
+            return activated
+        return relax.op.add(r.new(value.args[0]), added) if op.name_of(value) == "relax.add" else None
+
+    new = rewrite(before, rule, {before.params[0]: activated}, [added])
+    plain = relax.transform.CanonicalizeBindings()
+    tvm.ir.assert_structural_equal(plain(module_of(new)), plain(module_of(after)))
 
 
 def test_names_and_operands() -> None:

@@ -259,7 +259,7 @@ def _kv_injection(
     for layer, norm in enumerate(norms):
         k, v = ((dense @ w.T).reshape(-1, kv_heads, head_size) for w in weights[2 * layer : 2 * layer + 2])
         k = _rope(functions.rms_norm(k, norm, epsilon), table, pairing)
-        _cache_write(k, v, *caches[2 * layer : 2 * layer + 2], state)
+        _cache_write(k, v, caches[2 * layer], caches[2 * layer + 1], state)
     return np.zeros(1, np.int64)
 
 
