@@ -63,10 +63,10 @@ def _show_rich(table: Table) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=SIMPLE,
-                      show_header=bool(table.columns))
+    shown = RichTable(box=SIMPLE, show_header=bool(table.columns))
     for name in table.columns or [""] * len(table.rows[0]):
         shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(visible(cell)) for cell in row))
-    Console().print(shown)
+    console = Console()
+    console.print(Text(table.title, style="bold"), shown, sep="\n")
