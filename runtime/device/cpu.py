@@ -52,7 +52,8 @@ class CpuReplay:
 
     def __init__(self, device: CpuDevice, records: np.ndarray, keep: list[object]) -> None:
         self._device = device
-        self._tables = [records, records.copy()]
+        self._tables = [records, _aligned(records.size)]
+        self._tables[1][:] = records
         self._keep = keep
         for table in self._tables:
             self._bind_groups(table)
