@@ -1,0 +1,93 @@
+"""What llama.cpp said about a model (tests/data/golden-*.json), and how far an artefact is from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflashc.runtime.session import Session
+from tests.proof.running import logits_along
+from tests.reference.functions import log_softmax
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def recorded(name: str) -> Any:
+    """The parsed file tests/data/`name`.json."""
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The parsed file about one model.
+
+    "forced" holds texts with their token ids and, per position, the log-probability of the token that follows (null
+    where llama.cpp did not tell) and the five best; "greedy" holds prompts with the two best at every step.
+    """
+
+    document: Any
+
+    @classmethod
+    def load(cls, name: str) -> Golden:
+        return cls(recorded(f"golden-{name}"))
+
+    @property
+    def forced(self) -> list[Any]:
+        return self.document["forced"]
+
+    @property
+    def greedy(self) -> list[Any]:
+        return self.document["greedy"]
+
+    @cached_property
+    def following(self) -> np.ndarray:
+        """Log-probability of the following token over all positions of all fixed texts, NaN where unknown."""
+        return np.array([row["next"][1] for text in self.forced for row in text["rows"]], np.float64)
+
+    @cached_property
+    def best(self) -> np.ndarray:
+        """The best token over all positions of all fixed texts."""
+        return np.array([row["top5"][0][0] for text in self.forced for row in text["rows"]])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an artefact gives over all positions of all fixed texts, in the order of `Golden`."""
+
+    following: np.ndarray
+    best: np.ndarray
+
+
+def along_forced(session: Session, golden: Golden) -> Found:
+    following, best = [], []
+    for text in golden.forced:
+        ids = text["ids"][: len(text["rows"]) + 1]
+        logits = logits_along(session, ids)[:-1].astype(np.float64)
+        following.append(log_softmax(logits)[np.arange(len(logits)), ids[1:]])
+        best.append(logits.argmax(axis=-1))
+    return Found(np.concatenate(following), np.concatenate(best))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a greedy continuation: the lead of llama.cpp's best token, and whether the artefact takes it too."""
+
+    lead: float
+    agrees: bool
+
+
+def along_greedy(session: Session, golden: Golden) -> list[list[Step]]:
+    """The steps of every continuation, each behind llama.cpp's own tokens, so that one difference leads to no other."""
+    runs = []
+    for run in golden.greedy:
+        tokens = [best[0] for best, _ in run["steps"]]
+        ids = [*run["prompt_ids"], *tokens[:-1]]
+        chosen = logits_along(session, ids)[len(run["prompt_ids"]) - 1 :].argmax(axis=-1)
+        runs.append([Step(best[1] - second[1], int(token) == best[0])
+                     for token, (best, second) in zip(chosen, run["steps"], strict=True)])
+    return runs
