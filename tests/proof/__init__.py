@@ -1,1 +1,1 @@
-"""Proofs on whole artefacts: built by the real compiler, run by the real runtime, held against others and themselves."""
+"""Proofs on whole artefacts, built by the real compiler and run by the real runtime."""

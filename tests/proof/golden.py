@@ -54,6 +54,11 @@ class Golden:
         """The best token over all positions of all fixed texts."""
         return np.array([row["top5"][0][0] for text in self.forced for row in text["rows"]])
 
+    @cached_property
+    def five(self) -> np.ndarray:
+        """Log-probabilities (positions, 5) of the five best tokens over all positions of all fixed texts."""
+        return np.array([[said for _, said in row["top5"]] for text in self.forced for row in text["rows"]])
+
 
 @dataclass(frozen=True)
 class Found:
@@ -61,16 +66,19 @@ class Found:
 
     following: np.ndarray
     best: np.ndarray
+    five: np.ndarray
 
 
 def along_forced(session: Session, golden: Golden) -> Found:
-    following, best = [], []
+    """What the session gives; `five` are the log-probabilities of llama.cpp's five best tokens."""
+    following, best, five = [], [], []
     for text in golden.forced:
         ids = text["ids"][: len(text["rows"]) + 1]
-        logits = logits_along(session, ids)[:-1].astype(np.float64)
-        following.append(log_softmax(logits)[np.arange(len(logits)), ids[1:]])
-        best.append(logits.argmax(axis=-1))
-    return Found(np.concatenate(following), np.concatenate(best))
+        said = log_softmax(logits_along(session, ids)[:-1].astype(np.float64))
+        following.append(said[np.arange(len(said)), ids[1:]])
+        best.append(said.argmax(axis=-1))
+        five.append([said[i, [token for token, _ in row["top5"]]] for i, row in enumerate(text["rows"])])
+    return Found(*map(np.concatenate, (following, best, five)))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from tests.proof.running import GREEDY, cache_bytes, device_of, greedy, logits_a
 
 TEXT = np.random.default_rng(0).integers(0, 2048, 600).tolist()
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 300)
-CHUNKINGS = ([1, 2, 3, 5, 7, 11, 13, 16, 16, 15], [64, 16, 9], [9, 64, 16], [256, 16, 16, 1], [16] * 18, [64, 64, 1, 64, 64, 2])
+CHUNKINGS = (
+    [1, 2, 3, 5, 7, 11, 13, 16, 16, 15], [64, 16, 9], [9, 64, 16], [256, 16, 16, 1], [16] * 18, [64, 64, 1, 64, 64, 2],
+)
 SAMPLING = SamplingParameters(temperature=0.9, seed=7)
 
 
