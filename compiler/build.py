@@ -26,7 +26,7 @@ from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.pair import Overrides, PairReport, check_pair
 from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
 from dflashc.runtime.artefact import KERNELS, PLAN, WEIGHTS, sha256_file
-from dflashc.runtime.errors import BuildError
+from dflashc.runtime.errors import BuildError, PairError
 from dflashc.runtime.manifest import Manifest, Source
 from dflashc.runtime.plan import Plan
 from dflashc.targets.context import PackedWeight
@@ -151,7 +151,8 @@ def lower(options: BuildOptions) -> Lowered:
     packed = {name: s.packed for name, s in sources.items()}
     module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()},
                       options.dump)
-    programs = lower_programs(module, config, pair.config if pair else None, packed, target.rules(), target.name, context)
+    drafter = pair.config if pair else None
+    programs = lower_programs(module, config, drafter, packed, target.rules(), target.name, context)
     notes += [*pair.notes, *pair.warnings] if pair else []
     return Lowered(files, config, pair, target, _ordered(sources, programs.adjacent), programs.plan, programs.requests,
                    tokenizer, notes)
@@ -166,6 +167,9 @@ def _read_drafter(options: BuildOptions, gguf: GgufFile,
     file = open_gguf(options.drafter)
     drafter = normalise(file)
     report = check_pair(gguf, config, file, drafter, options.overrides)
+    if report.config.attention_bias:
+        raise PairError(f"{options.drafter}: the drafter has attention biases, which no target can inject yet; "
+                        "use another drafter")
     graph = drafter_module(report.config, drafter.tensors, gguf.tensors)
     return report, file, {PREFIX + name: tensor for name, tensor in drafter.tensors.items()}, graph
 

@@ -6,7 +6,6 @@ Taps, fusion and its norm stay a linear and a norm; all layers' projections, hea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -16,9 +15,8 @@ from dflashc.passes.operators import Expr
 from dflashc.passes.rewriting import Rewriter, rewrite_module
 
 
-def fuse_kv_injection(module: tvm.IRModule, forms: Mapping[str, str]) -> tvm.IRModule:
-    """`forms`: the activation form each weight reads, by parameter name; all of the injection must read the same."""
-    return rewrite_module(module, lambda r, var, value: _rule(r, value, forms))
+def fuse_kv_injection(module: tvm.IRModule) -> tvm.IRModule:
+    return rewrite_module(module, _rule)
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class _Write:
     heads: tuple[int, int]
 
 
-def _rule(r: Rewriter, value: Expr, forms: Mapping[str, str]) -> Expr | None:
+def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     """At the first cache write: all writes of the function, if they are one drafter's."""
     if op.name_of(value) != "dflashc.cache_write":
         return None
@@ -48,13 +46,13 @@ def _rule(r: Rewriter, value: Expr, forms: Mapping[str, str]) -> Expr | None:
     if [p for w in writes for p in w.parts] != list(range(2 * len(writes))):
         return None
     (x,), weights, biases, _ = r.arguments(first.merged)
-    if len(biases) or len(weights) != 2 * len(writes) or len({forms[w.name] for w in weights}) != 1:
+    if len(biases) or len(weights) != 2 * len(writes):
         return None
     if any(op.shape(w)[0] != first.heads[0] * first.heads[1] for w in weights):
         return None
-    fused = r.emit(op.kv_injection(r.new(x), list(weights), [w.norm for w in writes], r.new(first.table),
+    fused = r.emit(op.kv_injection([r.new(x)], list(weights), [w.norm for w in writes], r.new(first.table),
                                    [c for w in writes for c in w.caches], first.state, *first.heads, first.pairing,
-                                   first.epsilon, "f32"), "injected")
+                                   first.epsilon, ["f32"]), "injected")
     for variable in variables:
         r.replace(variable, fused)
     return None

@@ -157,6 +157,11 @@ def select_candidates(logits: Expr, projected: Expr, tokens: Expr, predecessor: 
                     relax.TensorType((shape(logits)[0],), "int32"))
 
 
+def scale(x: Expr, factor: float) -> Expr:
+    """factor * x."""
+    return operator("scale", [x], [factor], _like(x))
+
+
 def softcap(x: Expr, cap: float) -> Expr:
     """cap * tanh(x / cap)."""
     return operator("softcap", [x], [cap], _like(x))
@@ -244,19 +249,21 @@ def features(taps: Sequence[Expr], form: str) -> Expr:
     return operator("features", [relax.Tuple(list(taps))], [form], form_type(form, shape(taps[0])[0], columns))
 
 
-def kv_injection(x: Expr, weights: Sequence[Expr], norms: Sequence[Expr], table: Expr, caches: Sequence[Expr],
-                 state: Expr, kv_heads: int, size: int, pairing: str, epsilon: float, form: str) -> Expr:
-    """K and V of all drafter layers from the context features x (in `form`), into their caches. Returns a token.
+def kv_injection(xs: Sequence[Expr], weights: Sequence[Expr], norms: Sequence[Expr], table: Expr,
+                 caches: Sequence[Expr], state: Expr, kv_heads: int, size: int, pairing: str, epsilon: float,
+                 forms: Sequence[str]) -> Expr:
+    """K and V of all drafter layers from the context features, into their caches. Returns a token.
 
     Parameters
     ----------
+    xs : the context features in each of `forms`; every weight reads the one that its block format wants
     weights : K and V projections of layer 0, of layer 1, …
     norms : K head norm of each layer, (D,)
     caches : K and V cache of layer 0, of layer 1, …
     """
-    groups = [relax.Tuple(list(g)) for g in (weights, norms, caches)]
-    return operator("kv_injection", [x, groups[0], groups[1], table, groups[2], state],
-                    [kv_heads, size, pairing, epsilon, form], relax.TensorType((1,), "int64"))
+    groups = [relax.Tuple(list(g)) for g in (xs, weights, norms, caches)]
+    return operator("kv_injection", [*groups[:3], table, groups[3], state],
+                    [kv_heads, size, pairing, epsilon, ",".join(forms)], relax.TensorType((1,), "int64"))
 
 
 def convolution_linear(u: Expr, x: Expr, weight: Expr, base: Expr, form: str, result: str) -> Expr:

@@ -42,7 +42,7 @@ def optimise(module: tvm.IRModule, formats: Mapping[str, str], forms: Mapping[st
         ("fuse_attention", fuse_attention),
         ("fuse_gated_unit", lambda m: fuse_gated_unit(m, formats)),
         ("fuse_argmax", fuse_argmax),
-        ("fuse_kv_injection", lambda m: fuse_kv_injection(m, forms)),
+        ("fuse_kv_injection", fuse_kv_injection),
         ("separate_projections", separate_projections),
         # Phase 2: what the target's matmuls read.
         ("choose_forms", lambda m: choose_forms(m, forms)),

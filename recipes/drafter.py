@@ -38,9 +38,9 @@ class DrafterShape:
     taps
         Layers of the target, counted from 0, whose outputs the drafter reads.
     sliding_window
-        Tokens that all layers but the last see; 0 for no window.
+        Tokens that all layers but the last `full_layers` see; 0 for no window.
     version
-        1, or 2 with convolutions and candidate selector, which the remaining fields describe.
+        1, or 2 with convolutions and candidate selector.
     """
 
     body: TargetShape
@@ -52,6 +52,7 @@ class DrafterShape:
     convolution_group: int = 16
     selector_rank: int = 64
     selector_candidates: int = 8
+    full_layers: int = 1
 
     def __post_init__(self) -> None:
         if self.version not in (1, 2):
@@ -60,6 +61,8 @@ class DrafterShape:
             raise RequestError(
                 f"hidden size {self.body.hidden} does not divide into convolution groups of {self.convolution_group}"
             )
+        if not 0 <= self.full_layers <= self.body.layers:
+            raise RequestError(f"{self.full_layers} of {self.body.layers} layers cannot be without a window")
         if self.block_size < 2:
             raise RequestError(f"block size {self.block_size} leaves no room for a proposal; give 2 or more")
 
@@ -115,18 +118,25 @@ def write_drafter(
     RequestError
         Drafter and target do not fit, or a row of a tensor is no whole number of blocks of the tensor's format.
     """
+    tensors: Iterable[Tensor] = drafter_tensors(shape)
+    if copying:
+        with open_gguf(target_path) as target:
+            tensors = _copying(tensors, shape, _embedding_row(target, mask_token(target)), seed)
+        formats = Formats(formats.default, {**formats.overrides, **_COPY_FORMATS})
+    write_drafter_of(path, target_path, shape, tensors, formats, seed)
+
+
+def write_drafter_of(
+    path: Path, target_path: Path, shape: DrafterShape, tensors: Iterable[Tensor], formats: Formats, seed: int = 0
+) -> None:
+    """`write_drafter` with given tensors: those of `drafter_tensors` with other values, and tables of its own."""
     with open_gguf(target_path) as target:
-        mask = _mask_token(target)
         _check(shape, target)
-        tensors = drafter_tensors(shape)
-        if copying:
-            tensors = _copying(tensors, shape, _embedding_row(target, mask), seed)
-            formats = Formats(formats.default, {**formats.overrides, **_COPY_FORMATS})
         writer = gguf.GGUFWriter(None, "dflash")
         writer.add_name(f"synthetic DFlash drafter version {shape.version}")
         _add_keys(writer, shape)
         _copy_tokenizer(writer, target)
-        writer.add_mask_token_id(mask)
+        writer.add_mask_token_id(mask_token(target))
         writer.add_file_type(file_type(formats))
         write_tensors(path, writer, tensors, formats, seed)
 
@@ -198,7 +208,8 @@ def _add_keys(writer: gguf.GGUFWriter, shape: DrafterShape) -> None:
     writer.add_array("dflash.target_layers", [tap + 1 for tap in shape.taps])
     if shape.sliding_window:
         writer.add_sliding_window(shape.sliding_window)
-        writer.add_sliding_window_pattern([True] * (shape.body.layers - 1) + [False])
+        sliding = shape.body.layers - shape.full_layers
+        writer.add_sliding_window_pattern([True] * sliding + [False] * shape.full_layers)
     if shape.version == 2:
         writer.add_uint32("dflash.conv_kernel_size", shape.convolution_taps)
         writer.add_uint32("dflash.conv_group_size", shape.convolution_group)
@@ -218,7 +229,8 @@ def _copy_tokenizer(writer: gguf.GGUFWriter, target: GgufFile) -> None:
             writer.add_key_value(key, items, gguf.GGUFValueType.ARRAY, field.kind)
 
 
-def _mask_token(target: GgufFile) -> int:
+def mask_token(target: GgufFile) -> int:
+    """The token that a drafter for this target has in the place of tokens to propose."""
     tokens = target.get_strings("tokenizer.ggml.tokens")
     known = target.get_int(_MASK_KEY, None)
     if known is not None:

@@ -5,7 +5,7 @@ Knows the names that GGUF gives to keys and tensors; knows nothing of block form
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,6 +86,11 @@ def write_target(path: Path, shape: TargetShape, formats: Formats, seed: int = 0
     RequestError
         A row of a tensor is no whole number of blocks of the tensor's format, or the vocabulary is too small.
     """
+    write_target_of(path, shape, target_tensors(shape), formats, seed)
+
+
+def write_target_of(path: Path, shape: TargetShape, tensors: Iterable[Tensor], formats: Formats, seed: int = 0) -> None:
+    """`write_target` with given tensors: those of `target_tensors`, changed in their values alone."""
     writer = gguf.GGUFWriter(None, shape.architecture)
     writer.add_name(f"synthetic {shape.architecture}")
     add_shape(writer, shape)
@@ -96,7 +101,7 @@ def write_target(path: Path, shape: TargetShape, formats: Formats, seed: int = 0
     add_vocabulary(writer, synthetic_vocabulary(shape.vocabulary), pre_tokenizer)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(file_type(formats))
-    write_tensors(path, writer, target_tensors(shape), formats, seed)
+    write_tensors(path, writer, tensors, formats, seed)
 
 
 def add_shape(writer: gguf.GGUFWriter, shape: TargetShape) -> None:

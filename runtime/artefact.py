@@ -52,7 +52,24 @@ def load_artefact(directory: Path) -> Artefact:
     for weight in manifest.weights:
         if weight.offset < 0 or weight.bytes < 0 or weight.offset + weight.bytes > end:
             raise ArtefactError(f"weight {weight.name} reaches past the end of {WEIGHTS}; build the artefact again")
-    return Artefact(directory, manifest, load_plan(directory / PLAN))
+    plan = load_plan(directory / PLAN)
+    _check_together(manifest, plan)
+    return Artefact(directory, manifest, plan)
+
+
+def _check_together(manifest: Manifest, plan: Plan) -> None:
+    """Raise `ArtefactError` unless the plan finds its weights, and the sizes that a session reads are the plan's."""
+    weights = {w.name: w.bytes for w in manifest.weights}
+    operands = (o for p in plan.programs.values() for x in p.launches for o in x.operands if o.kind == "weight")
+    for operand in operands:
+        if not 0 <= operand.value <= weights.get(operand.name, -1):
+            raise ArtefactError(f"the plan names weight {operand.name!r} at {operand.value}, which the manifest does "
+                                "not have: build the artefact again")
+    for key, buffer in (("vocabulary", "logits"), ("hidden", "residual")):
+        value, most = manifest.config.get(key), plan.buffers[buffer].bytes if buffer in plan.buffers else 0
+        if type(value) is not int or not 0 < 4 * value <= most:
+            raise ArtefactError(f"the manifest gives {value!r} for {key}, the plan has {most:,} bytes of {buffer}: "
+                                "build the artefact again")
 
 
 def check_machine(manifest: Manifest, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:

@@ -7,9 +7,9 @@ compiler, which writes it, and the runtime, which believes nothing else.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dflashc.runtime.errors import ArtefactError
 
@@ -108,8 +108,7 @@ class Manifest:
             values["requirements"] = _record(Requirements, values["requirements"])
             values["sources"] = tuple(_record(Source, s) for s in values["sources"])
             values["weights"] = tuple(_record(Weight, w) for w in values["weights"])
-            values["self_test"] = tuple(
-                SelfTest(tuple(t["prompt"]), tuple(t["expected"])) for t in values["self_test"])
+            values["self_test"] = tuple(_record(SelfTest, t) for t in values["self_test"])
             values["notes"] = tuple(values["notes"])
             values["files"] = {name: _record(File, f) for name, f in values["files"].items()}
             return _record(Manifest, values)
@@ -118,11 +117,26 @@ class Manifest:
 
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
-    known = {f.name for f in fields(kind)}
-    if set(values) != known:
-        odd = sorted(set(values) ^ known)
-        raise TypeError(f"{kind.__name__} fields {', '.join(odd)}")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    hints = get_type_hints(kind)
+    if set(values) != set(hints):
+        raise TypeError(f"{kind.__name__} fields {', '.join(sorted(set(values) ^ set(hints)))}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f"{kind.__name__}.{name} is {value!r:.40}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type; integers count or measure, so none is negative."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(v, arguments[1]) for v in value.values())
+    if hint is int:
+        return type(value) is int and value >= 0
+    return hint is Any or isinstance(value, hint)
 
 
 def load_manifest(directory: Path) -> Manifest:

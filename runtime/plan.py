@@ -140,13 +140,16 @@ class Plan:
             buffers = {b["name"]: Buffer(**b) for b in document["buffers"]}
             programs = {name: _program(p) for name, p in document["programs"].items()}
             plan = Plan(buffers, programs, int(document["max_context"]))
+            plan.check()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ArtefactError(f"the plan is damaged ({type(error).__name__}: {error}): build again") from error
-        plan.check()
         return plan
 
     def check(self) -> None:
-        """Raise `ArtefactError` unless every buffer operand lies inside its buffer."""
+        """Raise `ArtefactError` unless every buffer has a size and every buffer operand lies inside its buffer."""
+        for buffer in self.buffers.values():
+            if not all(type(size) is int and size >= 0 for size in (buffer.bytes, buffer.bytes_per_token)):
+                raise ArtefactError(f"the plan is damaged: buffer {buffer.name} has no valid size: build again")
         for name, program in self.programs.items():
             for launch in program.launches:
                 for operand in launch.operands:
@@ -182,6 +185,7 @@ def _operand_json(operand: Operand) -> list[Any]:
 
 def _program(document: dict[str, Any]) -> Program:
     launches = tuple(
-        Launch(kernel, operation, Units(*units), grain, tuple(Operand(*o) for o in operands), bool(barrier), read, flops)
+        Launch(kernel, operation, Units(*units), grain, tuple(Operand(*o) for o in operands), bool(barrier), read,
+               flops)
         for kernel, operation, units, grain, barrier, read, flops, operands in document["launches"])
     return Program(document["role"], document["rows"], launches)

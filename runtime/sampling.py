@@ -94,10 +94,15 @@ class SamplingParameters:
 
 
     @property
+    def is_penalised(self) -> bool:
+        """Whether recent tokens' logits change."""
+        penalties = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+        return penalties != (1, 0, 0) and self.repeat_last_n != 0
+
+    @property
     def is_plain_argmax(self) -> bool:
         """Whether the next token is the arg-max of the logits as they are."""
-        penalised = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
-        return self.temperature == 0 and not (penalised and self.repeat_last_n != 0)
+        return self.temperature == 0 and not self.is_penalised
 
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:

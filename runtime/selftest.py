@@ -43,8 +43,8 @@ def run(artefact: Artefact) -> None:
                 found = _continuation(session, test.prompt, width)
                 if found != test.expected:
                     raise ArtefactError(f"self-test {number}, width {width}: tokens {list(found)} found, "
-                                        f"{list(test.expected)} expected; the artefact does not compute on this machine "
-                                        "what it did when it was built")
+                                        f"{list(test.expected)} expected; the artefact does not compute on this "
+                                        "machine what it did when it was built")
 
 
 @contextmanager

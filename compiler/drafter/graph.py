@@ -1,8 +1,8 @@
 """Writes a drafter's graph in Relax, unfused: the injection of context features, and the block that is drafted.
 
 Three functions: `inject` (taps of committed rows into the drafter's K/V caches), `draft` (block tokens to the residual
-stream) and `propose` (residual rows after the anchor to token ids). The body is Qwen 3's, whatever the target's; DFlash2
-adds local convolutions around each sublayer and the candidate selector. Knows nothing of dialects or speed.
+stream) and `propose` (residual rows after the anchor to token ids). The body is Qwen 3's, whatever the target's;
+DFlash2 adds local convolutions around each sublayer and the candidate selector. Knows nothing of dialects or speed.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
     PairError
         A feature that cannot be compiled.
     """
-    if drafter.sinks or drafter.draft_vocabulary:
-        what = "attention sinks" if drafter.sinks else "a reduced vocabulary (d2t)"
-        raise PairError(f"the drafter has {what}, which cannot be compiled yet; use another drafter")
+    for what, present in (("attention sinks", drafter.sinks),
+                          ("a reduced vocabulary (d2t)", drafter.draft_vocabulary)):
+        if present:
+            raise PairError(f"the drafter has {what}, which cannot be compiled yet; use another drafter")
     vocabulary = target_tensors["token_embd.weight"].shape[0]
     config = body_config(drafter, vocabulary)
 
@@ -134,7 +135,7 @@ def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, Gguf
         if drafter.version == 1:  # scale and softcap are monotone: they do not move the arg-max
             return g.emit(op.argmax(logits), "ids")
         if drafter.logit_scale != 1:
-            logits = g.emit(relax.op.multiply(logits, relax.const(drafter.logit_scale, "float32")))
+            logits = g.emit(op.scale(logits, drafter.logit_scale))
         if drafter.logit_softcap:
             logits = g.emit(op.softcap(logits, drafter.logit_softcap))
         rank = drafter.selector_rank

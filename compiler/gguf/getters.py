@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, cast
 
 import numpy as np
-from dflashc.runtime.errors import GgufError
 from gguf.constants import GGUFValueType
+
+from dflashc.runtime.errors import GgufError
 
 from .cursor import shown
 from .metadata import Metadata

@@ -11,8 +11,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflashc.runtime.errors import GgufError
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUFValueType
+
+from dflashc.runtime.errors import GgufError
 
 from .cursor import Cursor, shown
 from .formats import FORMATS_BY_ID

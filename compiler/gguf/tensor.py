@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
 from dflashc.runtime.errors import GgufError
 
 from .blocks import DECODABLE, dequantise

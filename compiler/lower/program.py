@@ -22,7 +22,7 @@ ARENA = "arena"
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """A program, the bytes of arena it needs, the kernels it calls by symbol, and weights that must lie side by side."""
+    """A program, its bytes of arena, the kernels it calls by symbol, and weights that must lie side by side."""
 
     program: Program
     arena_bytes: int

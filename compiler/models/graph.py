@@ -84,7 +84,8 @@ class Graph:
     def rope_table(self, rope: Rope, tokens: Expr | None = None) -> Expr:
         """Cosines and sines of the rows' positions; `tokens` gives the rows."""
         frequencies = self.input(frequencies_name(rope.name), (len(rope.frequencies),), "float64")
-        return self.emit(op.rope_table(self.tokens if tokens is None else tokens, self.state, frequencies, rope.magnitude), f"rope_{rope.name}")
+        rows = self.tokens if tokens is None else tokens
+        return self.emit(op.rope_table(rows, self.state, frequencies, rope.magnitude), f"rope_{rope.name}")
 
     def cache(self, layer: int, which: str) -> relax.Var:
         c = self.config

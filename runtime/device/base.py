@@ -10,7 +10,6 @@ import numpy as np
 
 from dflashc.runtime.plan import Launch
 
-
 AnyMemory = TypeVar("AnyMemory", bound="Memory")
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class HostMemory:
         try:
             return HostMemory(np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8))
         except (OSError, OverflowError, ValueError) as error:
-            raise TargetError(f"out of memory: {nbytes:,} bytes of host memory asked for; use a smaller --ctx") from error
+            raise TargetError(f"out of memory: {nbytes:,} bytes of host memory asked for; use a smaller "
+                              "--ctx") from error
 
 
 class CpuReplay:
@@ -58,6 +60,8 @@ class CpuReplay:
         for table in self._tables:
             self._bind_groups(table)
         self._turn = 0
+        # A late worker may still walk the table of a run that is long done.
+        weakref.finalize(self, device.retire, self._tables)
 
     @staticmethod
     def _bind_groups(table: np.ndarray) -> None:
@@ -66,10 +70,6 @@ class CpuReplay:
         base = table.ctypes.data + _HEADER
         groups = words[_HEADER // 8 :].reshape(-1, _RECORD // 8)[:, _GROUP // 8]
         groups[:] = base + groups * _RECORD
-
-    def __del__(self) -> None:
-        # A late worker may still walk the table of a run that is long done.
-        self._device.retire([table.ctypes.data for table in self._tables])
 
     def run(self) -> None:
         """One run; returns when all launches are done."""
@@ -193,13 +193,14 @@ class CpuDevice:
         except AttributeError as error:
             raise ArtefactError(f"the artefact's library lacks kernel {kernel}: build again") from error
 
-    def retire(self, tables: list[int]) -> None:
+    def retire(self, tables: Sequence[np.ndarray]) -> None:
         """Return when no worker is in one of `tables`, nor will enter it: their memory may go."""
         if not self._workers:
             return
         self._run(self._pool.address, self._empty.ctypes.data)
         inside = self._pool.array.view(np.int64)[_POOL_INSIDE // 8 :: 8]
-        while np.isin(inside, tables).any():
+        addresses = [table.ctypes.data for table in tables]
+        while np.isin(inside, addresses).any():
             time.sleep(0)
 
     def close(self) -> None:

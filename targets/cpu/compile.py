@@ -9,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ def lower(function: Any, target: Any) -> Any:
 
 
 def _executor_functions() -> dict[str, Any]:
-    """The library's entry points; the code is LLVM text (`executor.ll`), which TVM imports for functions that call it."""
+    """The library's entry points; their code is LLVM text (`executor.ll`), which TVM imports for its callers."""
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as T
@@ -128,8 +130,9 @@ def compile_library(traits: Traits, requests: Sequence[KernelRequest], output: P
         # spawn, not fork: LLVM and TVM hold threads and locks that do not survive a fork
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            jobs = [pool.submit(compile_objects, traits.name, batch, directory, index == 0)
-                    for index, batch in enumerate(_batches(distinct, workers))]
+            with _interrupts_blocked():  # the first job starts the processes
+                jobs = [pool.submit(compile_objects, traits.name, batch, directory, index == 0)
+                        for index, batch in enumerate(_batches(distinct, workers))]
             try:
                 for job in jobs:
                     compiled = job.result()
@@ -140,6 +143,16 @@ def compile_library(traits: Traits, requests: Sequence[KernelRequest], output: P
                     job.cancel()
                 raise
         link(objects, output)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started within never get the SIGINT that a terminal sends to all of them: this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _batches(requests: Sequence[KernelRequest], workers: int) -> Iterator[list[KernelRequest]]:

@@ -105,11 +105,13 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         c.launch(request(gated_kernels.gated, _ACTIVATIONS[op.scalar(act)], op.scalar(form)), "gated unit",
                  Units(units), [c.operand(y), *flatten(c.result(var)), columns])
 
-    def softcap(c: ProgramContext, var: Expr, call: Expr) -> None:
-        x, cap = op.operands(call)
+    def elementwise(c: ProgramContext, var: Expr, call: Expr) -> None:
+        """`scale` and `softcap`."""
+        x, scalar = op.operands(call)
+        name = op.name_of(call).removeprefix(op.PREFIX)
         count = c.rows * int(op.shape(x)[1])
-        c.launch(request(argmax.softcap), "softcap", Units(math.ceil(count / argmax.SOFTCAP_UNIT)),
-                 [c.operand(x), *flatten(c.result(var)), count, float(op.scalar(cap))], grain=4)
+        c.launch(request(getattr(argmax, name)), name, Units(math.ceil(count / argmax.SOFTCAP_UNIT)),
+                 [c.operand(x), *flatten(c.result(var)), count, float(op.scalar(scalar))], grain=4)
 
     def linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, w, _ = op.operands(call)
@@ -126,7 +128,8 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
     return {
         "dflashc.embed": embed, "dflashc.rope_table": rope_table, "dflashc.norm": norm_rule,
         "dflashc.quantise": quantise, "dflashc.linear_group": linear_group, "dflashc.gated_linear": gated_linear,
-        "dflashc.gated": gated, "dflashc.softcap": softcap, "dflashc.linear_argmax": linear_argmax,
+        "dflashc.gated": gated, "dflashc.scale": elementwise, "dflashc.softcap": elementwise,
+        "dflashc.linear_argmax": linear_argmax,
         "dflashc.attention_block": _attention_block, **drafter_rules(traits),
     }
 

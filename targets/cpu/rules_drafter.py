@@ -48,7 +48,8 @@ def _features(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
     """One launch where all projections share a block format, else one for each, side by side."""
-    x, weights, norms, table, caches, state, kv_heads, size, pairing, epsilon, _ = op.operands(call)
+    xs, weights, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
+    inputs = dict(zip(op.scalar(forms).split(","), xs, strict=True))
     heads, pairs = op.scalar(kv_heads), int(op.shape(table)[2])
     cosine, sine = cosine_sine(c.operand(table), c.rows, pairs)
     packed = [c.weight(w) for w in weights]
@@ -59,9 +60,10 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
     for first, matrices in [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]:
         c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing)),
                  "KV injection", Units(len(matrices) * heads),
-                 [*c.operands(x), Operand("weight", matrices[0].name), c.operand(norms[0]), c.operand(state), cosine,
-                  sine, c.operand(caches[0]), c.operand(caches[1]), *rows_scalar(rows, c.rows), matrices[0].columns,
-                  heads, Operand("context"), pairs, first, float(op.scalar(epsilon))],
+                 [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), c.operand(norms[0]),
+                  c.operand(state), cosine, sine, c.operand(caches[0]), c.operand(caches[1]),
+                  *rows_scalar(rows, c.rows), matrices[0].columns, heads, Operand("context"), pairs, first,
+                  float(op.scalar(epsilon))],
                  barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),
                  flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))
     c.values[var] = []

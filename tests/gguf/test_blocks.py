@@ -5,6 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+
 from dflashc.compiler.gguf import BLOCK_FORMATS, DECODABLE, UNPACKABLE, dequantise, unpack
 
 ROWS, BLOCKS = 5, 3

@@ -8,11 +8,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from dflashc.compiler.gguf import open_gguf
-from dflashc.runtime.errors import GgufError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dflashc.compiler.gguf import open_gguf
+from dflashc.runtime.errors import GgufError
 from tests.gguf.gguf_bytes import (
     ARRAY,
     BOOL,

@@ -7,10 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from dflashc.compiler.gguf import BLOCK_FORMATS, DECODABLE, GgufFile, open_gguf
-from dflashc.runtime.errors import GgufError
 from gguf.constants import GGML_QUANT_SIZES
 
+from dflashc.compiler.gguf import BLOCK_FORMATS, DECODABLE, GgufFile, open_gguf
+from dflashc.runtime.errors import GgufError
 from tests.gguf.gguf_bytes import F32, I64, INT32, Q4_0, UINT32, array, entry, gguf_file, tensor, uint32
 from tests.reference.shared import shared
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from dflashc.compiler.gguf import open_gguf
 from dflashc.runtime.errors import GgufError
-
 from tests.gguf.gguf_bytes import INT32, STRING, UINT16, entry, gguf_file, string, tensor, uint32
 
 NAMES = [f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]

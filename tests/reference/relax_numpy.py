@@ -5,7 +5,7 @@ The oracle of the passes: a rewritten function must compute what it computed bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,9 @@ class _State:
             operator, *arguments = call.args
             if operator.global_symbol == "dflashc.linear_group":
                 result = self.linear_group(*arguments)
+            elif operator.global_symbol == "dflashc.kv_injection":
+                xs, weights, *others, forms = arguments
+                result = _kv_injection(self.inputs_of(xs, weights, forms), *map(self.value, [weights, *others]))
             else:
                 result = OPERATORS[operator.global_symbol](*map(self.value, arguments))
         elif call.op.name == "relax.split":
@@ -99,12 +102,16 @@ class _State:
             result = RELAX[call.op.name](*map(self.value, call.args))
         return _as_type(result, self.dtype)
 
-    def linear_group(self, xs: relax.Tuple, weights: relax.Tuple, biases: relax.Tuple, forms: Any) -> np.ndarray:
-        """Linears side by side; each reads the one form there is, or the one that its weight is known to want."""
+    def inputs_of(self, xs: relax.Tuple, weights: relax.Tuple, forms: Any) -> list[np.ndarray]:
+        """What each weight reads: the one form there is, or the one that it is known to want."""
         names = self.value(forms).split(",")
         dense = dict(zip(names, map(dequantise, self.value(xs), names), strict=True))
-        wanted = [names[0] if len(names) == 1 else self.forms[w.name] for w in weights]
-        outputs = [dense[form] @ self.value(w).T for form, w in zip(wanted, weights, strict=True)]
+        return [dense[names[0] if len(names) == 1 else self.forms[w.name]] for w in weights]
+
+    def linear_group(self, xs: relax.Tuple, weights: relax.Tuple, biases: relax.Tuple, forms: Any) -> np.ndarray:
+        """Linears side by side."""
+        inputs = self.inputs_of(xs, weights, forms)
+        outputs = [x @ self.value(w).T for x, w in zip(inputs, weights, strict=True)]
         if len(biases):
             outputs = [y + b for y, b in zip(outputs, self.value(biases), strict=True)]
         return np.concatenate(outputs, axis=-1)
@@ -242,7 +249,7 @@ def _features(taps: tuple, form: str) -> Any:
 
 
 def _kv_injection(
-    x: Any,
+    dense: Sequence[np.ndarray],
     weights: tuple,
     norms: tuple,
     table: np.ndarray,
@@ -252,12 +259,10 @@ def _kv_injection(
     head_size: int,
     pairing: str,
     epsilon: float,
-    form: str,
 ) -> np.ndarray:
-    dense = dequantise(x, form)
     assert len(weights) == len(caches) == 2 * len(norms)
     for layer, norm in enumerate(norms):
-        k, v = ((dense @ w.T).reshape(-1, kv_heads, head_size) for w in weights[2 * layer : 2 * layer + 2])
+        k, v = ((dense[i] @ weights[i].T).reshape(-1, kv_heads, head_size) for i in (2 * layer, 2 * layer + 1))
         k = _rope(functions.rms_norm(k, norm, epsilon), table, pairing)
         _cache_write(k, v, caches[2 * layer], caches[2 * layer + 1], state)
     return np.zeros(1, np.int64)
@@ -327,6 +332,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "dflashc.cache_write": _cache_write,
     "dflashc.local_convolution": _local_convolution,
     "dflashc.select_candidates": _select_candidates,
+    "dflashc.scale": lambda x, factor: x * factor,
     "dflashc.softcap": functions.softcap,
     "dflashc.argmax": lambda logits: logits.argmax(axis=-1).astype(np.int32),
     "dflashc.quantise": quantise,
@@ -336,7 +342,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "dflashc.attention_block": _attention_block,
     "dflashc.linear_argmax": lambda x, w, form: (dequantise(x, form) @ w.T).argmax(axis=-1).astype(np.int32),
     "dflashc.features": _features,
-    "dflashc.kv_injection": _kv_injection,
     "dflashc.convolution_linear": _convolution_linear,
     "dflashc.convolution_out": _convolution_out,
     "dflashc.norm_convolution": _norm_convolution,

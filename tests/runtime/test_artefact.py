@@ -118,14 +118,25 @@ def put(value: object, *path: str | int) -> Callable[[Document], object]:
         put(1, "surprise"),
         put(1, "requirements", "surprise"),
         put([], "requirements"),
+        put("many", "context"),
+        put("x", "weights", 0, "offset"),
+        put(1.5, "weights", 0, "bytes"),
         put(-1, "weights", 0, "offset"),
         put(1 << 60, "weights", 0, "bytes"),
         put(5, "weights"),
         put([["x"]], "self_test"),
+        put({"prompt": "ab", "expected": [1]}, "self_test", 0),
         put(3, "files"),
+        put("big", "files", "weights.bin", "bytes"),
         put({"bytes": 1, "sha256": "0"}, "files", "../outside"),
         put({"bytes": 1, "sha256": "0"}, "files", "/etc/hostname"),
         lambda m: m["files"].pop("plan.json"),
+        lambda m: m["weights"].pop(),
+        put("x", "config"),
+        put({}, "config"),
+        put(-1, "config", "vocabulary"),
+        put(1 << 40, "config", "vocabulary"),
+        put("x", "config", "hidden"),
     ],
 )
 def test_an_edited_manifest(copy: Path, change: Callable[[Document], object]) -> None:
@@ -190,6 +201,7 @@ LAUNCHES = ("programs", "decode.1", "launches")
         put([["buffer", "arena", 1 << 50]], *LAUNCHES, 0, 7),
         put([["buffer", "arena", -1]], *LAUNCHES, 0, 7),
         put(-5, "buffers", 0, "bytes"),
+        put("x", "buffers", 0, "bytes"),
     ],
 )
 def test_a_plan_that_reaches_outside_of_its_memory(pycode_artefact: Path, change: Callable[[Document], object]) -> None:

@@ -5,6 +5,8 @@ Ties go to the lowest index. NaN never wins; a row of NaN alone gives index 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -119,27 +121,37 @@ def argmax_reduce(traits: Traits) -> Kernel:
     return k.kernel
 
 
+def scale(traits: Traits) -> Kernel:
+    """y = factor * x. Units and arguments as in `softcap`, with the factor (f32) for the cap."""
+    return _elementwise("scale", traits, lambda x, factor: x * factor)
+
+
 def softcap(traits: Traits) -> Kernel:
     """y = cap * tanh(x / cap). Unit = 1024 values: ceil(count / 1024) units.
 
     Arguments: input float32, output float32; then the scalars count, cap (f32).
     """
-    k = KernelBuilder("softcap", traits)
+    return _elementwise("softcap", traits, lambda x, cap: cap * tanh(traits, bind(x / cap)))
+
+
+def _elementwise(name: str, traits: Traits, function: Callable[[Expr, Expr], Expr]) -> Kernel:
+    """y = function(x, scalar), see `softcap`."""
+    k = KernelBuilder(name, traits)
     lanes = traits.lanes
     with k.build():
         source, output = k.buffer("input", "float32"), k.buffer("output", "float32")
-        count, cap = k.scalar("count"), k.scalar("cap", "f32")
+        count, scalar = k.scalar("count"), k.scalar("scalar", "f32")
 
-        def cap_at(offset: Expr, width: int) -> None:
-            limit = cap if width == 1 else broadcast(cap, width)
-            store(output, offset, limit * tanh(traits, bind(load(source, offset, width) / limit)), width)
+        def apply(offset: Expr, width: int) -> None:
+            factor = scalar if width == 1 else broadcast(scalar, width)
+            store(output, offset, function(load(source, offset, width), factor), width)
 
         with k.units() as unit:
             first = bind(unit * i64(SOFTCAP_UNIT))
             size = bind(tirx.min(count - first, i64(SOFTCAP_UNIT)))
             whole = bind(tirx.floordiv(size, i64(lanes)))
             with T.serial(i64(0), whole) as step:
-                cap_at(bind(first + step * i64(lanes)), lanes)
+                apply(bind(first + step * i64(lanes)), lanes)
             with T.serial(whole * i64(lanes), size) as offset:
-                cap_at(bind(first + offset), 1)
+                apply(bind(first + offset), 1)
     return k.kernel

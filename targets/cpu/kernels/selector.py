@@ -24,7 +24,7 @@ _LOWEST = float("-inf")
 
 
 @dataclass(frozen=True)
-class _Ranking:
+class Ranking:
     """The best candidates so far, best first, in local buffers behind a sentinel that nothing beats.
 
     Places without a candidate hold (-inf, 0). Equal values must come with ascending ids.
@@ -35,7 +35,7 @@ class _Ranking:
     tokens: Expr
 
     @classmethod
-    def declare(cls, count: int) -> _Ranking:
+    def declare(cls, count: int) -> Ranking:
         return cls(count, local(count + 1, "float32"), local(count + 1, "int32"))
 
     def reset(self) -> None:
@@ -75,7 +75,7 @@ def top_candidates(traits: Traits, count: int) -> Kernel:
         value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
         columns = k.scalar("columns")
         segments = bind(tirx.floordiv(columns + i64(SEGMENT - 1), i64(SEGMENT)))
-        ranking, found = _Ranking.declare(count), local(1, "int32")
+        ranking, found = Ranking.declare(count), local(1, "int32")
         with k.units() as unit:
             row = bind(tirx.floordiv(unit, segments))
             first = bind((unit - row * segments) * i64(SEGMENT))
@@ -133,7 +133,7 @@ def select_candidates(traits: Traits, count: int, format_predecessor: str, forma
         scratch = k.buffer("scratch", "float32")
         ids, probability = k.buffer("ids", "int32"), k.buffer("probability", "float32")
         rows, segments, rank = k.scalar("rows"), k.scalar("segments"), k.scalar("rank")
-        ranking, scores, previous = _Ranking.declare(count), local(count, "float32"), local(1, "int32")
+        ranking, scores, previous = Ranking.declare(count), local(count, "float32"), local(1, "int32")
         one = const(1, "float32")
         with k.units():
             store(previous, 0, load(block, 0))

@@ -13,6 +13,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from dflashc.recipes.vocabulary import add_vocabulary, synthetic_vocabulary
+
 Value = int | float | str
 
 
@@ -37,7 +39,8 @@ class TinyModel:
         """Tensors replaced or, with None, left out."""
         return replace(self, tensors={k: v for k, v in {**self.tensors, **changes}.items() if v is not None})
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path, tokenizer: bool = False) -> Path:
+        """Write the file, with a tokenizer for its vocabulary if asked for."""
         writer = gguf.GGUFWriter(path, self.architecture)
         for key, value in self.metadata.items():
             name = f"{self.architecture}.{key}"
@@ -47,6 +50,8 @@ class TinyModel:
                 writer.add_float32(name, value)
             else:
                 writer.add_int64(name, value)
+        if tokenizer:
+            add_vocabulary(writer, synthetic_vocabulary(len(self.tensors["token_embd.weight"])), "qwen2")
         for name, values in self.tensors.items():
             writer.add_tensor(name, values.astype(np.float32))
         writer.write_header_to_file()
@@ -60,7 +65,7 @@ VOCABULARY = 40
 HEADS, KV_HEADS = 8, 2
 
 
-def tiny(architecture: str, width: int = 32, layers: int = 2) -> TinyModel:
+def tiny(architecture: str, width: int = 32, layers: int = 2, vocabulary: int = VOCABULARY) -> TinyModel:
     """A random model, the same at every call; its head is the embedding, qwen2 has biases on Q, K and V."""
     head = width // 4
     metadata: dict[str, Value] = {
@@ -77,7 +82,7 @@ def tiny(architecture: str, width: int = 32, layers: int = 2) -> TinyModel:
     }
     if architecture == "gemma3":
         metadata["attention.sliding_window"] = 4
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY, width), "output_norm.weight": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary, width), "output_norm.weight": (width,)}
     for layer in range(layers):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in _layer(architecture, width, head).items()}
     return TinyModel(architecture, width, metadata, {name: random(name, *shape) for name, shape in shapes.items()})
@@ -112,14 +117,21 @@ def random(name: str, *shape: int) -> np.ndarray:
     return values * np.float32(0.3) + np.float32(name.endswith(".weight"))
 
 
-def variants() -> dict[str, TinyModel]:
+def variants(width: int = 32, vocabulary: int = VOCABULARY) -> dict[str, TinyModel]:
     """One model per thing that a file of an architecture can have or lack."""
-    llama, qwen2, qwen3, gemma3 = (tiny(architecture) for architecture in ("llama", "qwen2", "qwen3", "gemma3"))
-    biased = {"attn_q": 64, "attn_k": 16, "attn_v": 16, "attn_output": 32, "ffn_down": 32}
+    llama, qwen2, qwen3, gemma3 = (
+        tiny(architecture, width, vocabulary=vocabulary) for architecture in ("llama", "qwen2", "qwen3", "gemma3")
+    )
+    head = width // 4
+    biased = {"attn_q": HEADS * head, "attn_k": KV_HEADS * head, "attn_v": KV_HEADS * head, "attn_output": width,
+              "ffn_down": width}
     return {
         "llama": llama,
         "llama with a head and Llama 3 frequencies": llama.with_tensors(
-            {"output.weight": random("output.weight", VOCABULARY, 32), "rope_freqs.weight": np.array([1, 2, 4, 8])}
+            {
+                "output.weight": random("output.weight", vocabulary, width),
+                "rope_freqs.weight": np.geomspace(1, 8, head // 2),
+            }
         ),
         "llama with biases and half of a head rotated": llama.with_tensors(
             {
@@ -127,7 +139,7 @@ def variants() -> dict[str, TinyModel]:
                 for layer in range(2)
                 for name, rows in biased.items()
             }
-        ).with_metadata(rope__dimension_count=4),
+        ).with_metadata(rope__dimension_count=head // 2),
         "qwen2": qwen2,
         "qwen2 with yarn": qwen2.with_metadata(
             rope__scaling__type="yarn",
@@ -138,7 +150,7 @@ def variants() -> dict[str, TinyModel]:
         "qwen3": qwen3,
         "qwen3 with linear scaling": qwen3.with_metadata(rope__scaling__type="linear", rope__scaling__factor=8.0),
         "gemma3": gemma3,
-        "gemma3 with global layers and a softcap": tiny("gemma3", layers=7).with_metadata(
+        "gemma3 with global layers and a softcap": tiny("gemma3", width, 7, vocabulary).with_metadata(
             rope__scaling__type="linear",
             rope__scaling__factor=8.0,
             rope__freq_base=1e6,
