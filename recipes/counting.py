@@ -29,11 +29,11 @@ HIDDEN = 64
 _SHAPE = TargetShape("qwen3", 3, HIDDEN, 2, 1, HIDDEN, 128, VOCABULARY, context_length=4096, rope_base=100.0,
                      tied=False, weight_scale=0.02)
 _TAPS = (0, 1)
-_SHARPNESS = {1: 60.0, 2: 20.0}
-_LOOK_BACK = {1: PERIOD + 1.0, 2: PERIOD + 1.53}
-_GAIN = 8.0
+_LOOK_BACK = {1: PERIOD + 1.0, 2: PERIOD + 1.53}  # tokens, by version; what lies that far back is before the proposal
+_SHARPNESS = {1: 60.0, 2: 20.0}  # of the looking, so that version 1 sees one token and version 2 the two nearest
+_GAIN = 8.0  # of what is seen over the mask's embedding
 _HEAD_SCALE = 0.125
-_EDGE = 0.25
+_EDGE = 0.25  # times 64, the score of a successor in the candidate selector: more than logits differ
 
 
 def successor(token: int) -> int:
@@ -65,11 +65,11 @@ def write_counting_drafter(path: Path, target_path: Path, formats: Formats, kind
     window = int(np.ceil(_LOOK_BACK[version])) + 1
     shape = DrafterShape(body, _TAPS, PERIOD + 1, window, version, selector_rank=HIDDEN)
     codes = _codes(seed)
-    mirror = np.where(np.arange(HIDDEN) == 0, 1, -1).astype(np.float32) if own_tables else np.ones(HIDDEN, np.float32)
+    mirror = np.full(HIDDEN, -1.0 if own_tables else 1.0, np.float32)
+    mirror[0] = 1
+    tables = _tables(codes * mirror) if own_tables else ()
     tensors = _looking_back(drafter_tensors(shape), shape, codes, mirror, kind)
-    if own_tables:
-        tensors = (*_tables(codes * mirror), *tensors)
-    write_drafter_of(path, target_path, shape, tensors, formats, seed)
+    write_drafter_of(path, target_path, shape, [*tables, *tensors], formats, seed)
 
 
 def proposal_of_the_blind(target_path: Path) -> int:
@@ -82,7 +82,7 @@ def _codes(seed: int) -> np.ndarray:
     """Embeddings (vocabulary, hidden): 1, then signs that are orthogonal inside a circle and random between circles."""
     index = np.arange(HIDDEN)
     hadamard = 1 - 2 * (np.bitwise_count(index[:, None] & index) % 2).astype(np.float32)  # Sylvester's
-    signs = np.random.default_rng(seed).choice(np.float32([-1, 1]), (VOCABULARY // PERIOD, 1, HIDDEN))
+    signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (VOCABULARY // PERIOD, 1, HIDDEN))
     signs[..., 0] = 1
     return (signs * hadamard[1 : PERIOD + 1]).reshape(VOCABULARY, HIDDEN)
 
@@ -97,10 +97,12 @@ def _tables(codes: np.ndarray) -> Iterator[Tensor]:
 
 
 def _counting(tensors: Iterable[Tensor], codes: np.ndarray) -> Iterator[Tensor]:
-    values = {tensor.name: tensor for tensor in _tables(codes)}
+    tables = {tensor.name: tensor for tensor in _tables(codes)}
     for tensor in tensors:
-        flat = tensor.plain and not tensor.name.startswith("blk.")
-        yield values.get(tensor.name, replace(tensor, deviation=0.0) if flat else tensor)
+        if tensor.name == "output_norm.weight":
+            yield replace(tensor, deviation=0.0)
+        else:
+            yield tables.get(tensor.name, tensor)
 
 
 def _looking_back(tensors: Iterable[Tensor], shape: DrafterShape, codes: np.ndarray, mirror: np.ndarray,
@@ -112,30 +114,29 @@ def _looking_back(tensors: Iterable[Tensor], shape: DrafterShape, codes: np.ndar
     sum of cos((D - distance) * frequency). All other layers add nothing.
     """
     body = shape.body
-    constant = np.eye(1, HIDDEN, dtype=np.float32)
+    constant = np.eye(1, HIDDEN)
     angles = _LOOK_BACK[shape.version] * body.rope_base ** (-np.arange(0, body.head_size, 2) / body.head_size)
     key = np.concatenate([np.cos(angles), np.sin(angles)])[:, None] * constant
     query = np.repeat([1.0, 0.0], body.head_size // 2)[:, None] * constant
-    gain = _GAIN / body.heads if kind == "oracle" else 0.0
-    by_role = {
+    sight = 1.0 if kind == "oracle" else 0.0
+    values: dict[str, np.ndarray] = {
         "fc": np.tile(np.eye(HIDDEN), len(shape.taps)) / len(shape.taps),
         "attn_q": np.tile(query, (body.heads, 1)),
         "attn_k": key,
         "attn_v": np.diag(mirror),
+        "attn_output": np.tile(np.eye(HIDDEN), body.heads) * (sight * _GAIN / body.heads),
         "selector_hidden": np.repeat(constant, shape.selector_rank, axis=0),
         "selector_predecessor": codes,
-        "selector_successor": _EDGE * codes[[_predecessor(token) for token in range(len(codes))]],
+        "selector_successor": sight * _EDGE * codes[[_predecessor(token) for token in range(VOCABULARY)]],
     }
     for tensor in tensors:
-        first_output = tensor.name == "blk.0.attn_output.weight"
-        if tensor.role in by_role:
-            values = by_role[tensor.role] * (gain > 0 or tensor.role != "selector_successor")
-            yield replace(tensor, values=values.astype(np.float32))
-        elif first_output:
-            yield replace(tensor, values=np.tile(np.eye(HIDDEN, dtype=np.float32) * gain, body.heads))
+        if tensor.role == "attn_output" and not tensor.name.startswith("blk.0."):
+            yield replace(tensor, deviation=0.0)
+        elif tensor.role in values:
+            yield replace(tensor, values=values[tensor.role].astype(np.float32))
         elif tensor.role == "attn_q_norm":
             yield replace(tensor, deviation=0.0, mean=_SHARPNESS[shape.version])
-        elif tensor.plain or tensor.role in ("attn_output", "ffn_down") or tensor.role.endswith("conv_proj"):
+        elif tensor.plain or tensor.role == "ffn_down" or tensor.role.endswith("conv_proj"):
             yield replace(tensor, deviation=0.0)
         else:
             yield tensor
