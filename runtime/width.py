@@ -76,15 +76,17 @@ class AutoWidth:
 
     _PERIOD = 8  # rounds between decisions
     _WHILE = 4
-    _HOPE = 0.8
-    _CHEAPER = 1.3
+    _TRIALS_FIRST, _TRIALS_SAVED = 8, 2  # trials that fail which may be afforded: at the start, and later at once
+    _HOPE = 0.8  # acceptance of a position
+    _CHEAPER = 1.3  # factor by which another width's cost may have fallen
 
     def __init__(self, most: int, costs: Costs | None = None, assumed: Sequence[float] | None = None,
                  hoped: Sequence[float] | None = None) -> None:
         self._costs: Costs = costs or LearntCosts(most)
         self._acceptance = Acceptance(assumed or [UNKNOWN] * most)
         self._hoped = list(hoped or [self._HOPE] * most)
-        self._width: int | None = None  # until the first decision
+        self._width = 0
+        self._decided = False
         self._chosen = 0  # for the coming round: the width, or one that is tried
         self._led = 0  # decisions in a row that another width was better
         self._until_decision = 0  # rounds
@@ -104,24 +106,25 @@ class AutoWidth:
             if self._until_decision == 0:
                 self._decide(depth)
             self._until_decision -= 1
-            affordable = self._trial is not None and self._allowance >= self._risk
-            self._chosen = self._trial if affordable else self._width  # type: ignore[assignment]
+            affordable = self._allowance >= self._risk
+            self._chosen = self._trial if self._trial is not None and affordable else self._width
         return self._chosen
 
     def record(self, width: int, accepted: int, seconds: float) -> None:
         self._rounds += 1
         self._last_run[width] = self._rounds
         self._acceptance.record(width, accepted)
-        usual = width == self._width
+        usual = self._decided and width == self._width
         self._costs.record(width, seconds, usual=usual)
-        if self._width is None or width != self._chosen:
+        if not self._decided or width != self._chosen:
             return  # a width that was run for another reason is not charged
         if usual:
-            self._allowance += self.SHARE * self._seconds[width]
+            gained = self.SHARE * self._seconds[width]
         else:
-            self._allowance -= self._seconds[width] - (1 + accepted) * self._token_seconds
+            gained = (1 + accepted) * self._token_seconds - self._seconds[width]
             self._until_decision = 0
-        self._allowance = min(self._allowance, 2 * self._risk)
+        most = max(self._allowance, self._TRIALS_SAVED * self._risk)
+        self._allowance = min(self._allowance + gained, most)
 
     def promises(self, depth: int) -> list[Promise]:
         """What to expect of the widths at `depth`; empty while costs are unknown."""
@@ -131,7 +134,7 @@ class AutoWidth:
     def _decide(self, depth: int) -> None:
         promises = {p.width: p for p in self.promises(depth)}
         best = max(promises.values(), key=lambda p: p.speed)
-        now = best if self._width is None else promises[self._width]
+        now = promises[self._width] if self._decided else best
         self._led = self._led + 1 if best.speed > now.speed else 0
         if best.speed > self.MARGIN * now.speed or self._led == self._WHILE:
             now, self._led = best, 0
@@ -141,6 +144,9 @@ class AutoWidth:
         self._token_seconds = 1 / now.speed
         self._trial = self._worth_trying(promises, now)
         self._risk = 0.0 if self._trial is None else max(0.0, self._seconds[self._trial] - self._token_seconds)
+        if not self._decided and not self._costs.learns:
+            self._allowance = self._TRIALS_FIRST * self._risk
+        self._decided = True
 
     def _worth_trying(self, promises: dict[int, Promise], now: Promise) -> int | None:
         kept = self._acceptance.conditional()
