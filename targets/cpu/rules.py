@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
+from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Buffer, Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.compile import KernelRequest
@@ -17,7 +19,7 @@ from dflashc.targets.cpu.kernels import activation, argmax, attention, attention
 from dflashc.targets.cpu.kernels import gated as gated_kernels
 from dflashc.targets.cpu.requests import VERIFY_ROWS, cosine_sine, kernel_rows, request, rows_scalar
 from dflashc.targets.cpu.rules_drafter import drafter_rules
-from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.cpu.traits import AVX2, Traits
 
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 
@@ -130,17 +132,20 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         "dflashc.quantise": quantise, "dflashc.linear_group": linear_group, "dflashc.gated_linear": gated_linear,
         "dflashc.gated": gated, "dflashc.scale": elementwise, "dflashc.softcap": elementwise,
         "dflashc.linear_argmax": linear_argmax,
-        "dflashc.attention_block": _attention_block, **drafter_rules(traits),
+        "dflashc.attention_block": partial(_attention_block, lanes), **drafter_rules(traits),
     }
 
 
-def _attention_block(c: ProgramContext, var: Expr, call: Expr) -> None:
+def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> None:
     """Verify programs: one launch for norms, rope, cache write and attention by parts, and one that merges the parts.
 
-    Prefill programs write the cache first and attend block by block of rows.
+    Prefill programs write the cache first and attend block by block of rows. Heads are whole vectors of `lanes`.
     """
     qkv, norms, table, keys, values, state, *scalars = op.operands(call)
     query_heads, kv_heads, size, pairing, window, scale, mask, epsilon, form = (op.scalar(s) for s in scalars)
+    if size % lanes:
+        hint = "; target cpu-x86-64-v3 takes this model" if size % AVX2.lanes == 0 else ""
+        raise BuildError(f"attention heads of {size} elements found; this target needs a multiple of {lanes}{hint}")
     group, normed = query_heads // kv_heads, len(norms) > 0
     pairs = int(op.shape(table)[2])
     leading = (query_heads + 2 * kv_heads) * size
