@@ -1,15 +1,17 @@
-"""How many threads a computation may usefully have on this machine. Knows nothing of what they compute."""
+"""The processor, and how many threads may usefully compute on it. Knows nothing of what they compute."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 from pathlib import Path
 
 from dflashc.runtime.errors import RequestError
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CPUS = Path("/sys/devices/system/cpu")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_processors(quota: Path = _QUOTA, cpus: Path = _CPUS) -> int:
@@ -41,6 +43,17 @@ def choose_threads(asked: int | None) -> int:
     if not 1 <= asked <= most:
         raise RequestError(f"{asked} threads asked for; this process may use 1 to {most}")
     return asked
+
+
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's model as the kernel tells it, with family, model and stepping: clouds give several one name."""
+    try:
+        lines = cpuinfo.read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.machine()
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    numbers = "/".join(values.get(key, "?") for key in ("cpu family", "model", "stepping"))
+    return f"{values.get('model name', platform.machine())} ({numbers})"
 
 
 def _siblings(path: Path, alone: str) -> str:

@@ -32,6 +32,8 @@ class Statistics:
         Proposals that were verified, and those that were kept (llama.cpp's draft_n and draft_n_accepted).
     reached : list of int
         Per position 1.. of a proposal: rounds in which it was kept, out of `offered` rounds in which it was made.
+    round_seconds : dict
+        By width, the time of every round; their sum is `decode_seconds`.
     """
 
     prompt: int = 0
@@ -44,6 +46,7 @@ class Statistics:
     accepted: int = 0
     reached: list[int] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
+    round_seconds: dict[int, list[float]] = field(default_factory=dict)
 
     def count_round(self, width: int, accepted: int) -> None:
         self.rounds += 1
@@ -55,6 +58,10 @@ class Statistics:
         for position in range(width):
             self.offered[position] += 1
             self.reached[position] += position < accepted
+
+    def time_round(self, width: int, seconds: float) -> None:
+        self.decode_seconds += seconds
+        self.round_seconds.setdefault(width, []).append(seconds)
 
 
 class Session:
@@ -170,6 +177,31 @@ class Session:
         """Forget all tokens after the first `length`, for target and drafter."""
         del self.tokens[length:]
 
+    # Timing ----------------------------------------------------------------------------------------------------
+
+    def rehearse(self, depth: int) -> None:
+        """Act as if `depth` tokens were committed, with noise in the caches: to time rounds without their text.
+
+        Rewind to 0 before the session is used for text.
+        """
+        self.rewind(0)
+        self._require_room(depth)
+        noise = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float16).view(np.uint8)
+        for name, buffer in self._plan.buffers.items():
+            if buffer.role == "cache":
+                for offset in range(0, buffer.size(depth), noise.size):
+                    self._device.upload(self._memories[name], noise[: buffer.size(depth) - offset], offset)
+        self.tokens += [0] * depth
+
+    def time(self, *programs: str) -> float:
+        """Seconds of one run of `programs` at the present depth; nothing is committed."""
+        self._set_length()
+        self._device_anchor = -1
+        replay = self._replay(0, *programs)
+        started = time.perf_counter()
+        replay.run()
+        return time.perf_counter() - started
+
     # A whole answer --------------------------------------------------------------------------------------------
 
     def prefill(self, prompt: Sequence[int], head: str) -> int:
@@ -237,7 +269,7 @@ class Session:
             else:
                 pending = self.sampled_round(token, chosen, parameters)
             seconds = time.perf_counter() - started
-            statistics.decode_seconds += seconds
+            statistics.time_round(chosen, seconds)
             if width:
                 width.record(chosen, len(pending) - 1, seconds)
 

@@ -33,9 +33,16 @@ class Device(Protocol[AnyMemory]):
     """A device that an artefact runs on.
 
     `upload` and `download` count the bytes that cross between host and device; `synchronisations` counts waits.
+
+    Attributes
+    ----------
+    identity : str
+        What its speed depends on: the product, its driver, the threads in use. Timings of one identity say nothing
+        about another.
     """
 
     name: str
+    identity: str
     uploaded: int
     downloaded: int
     synchronisations: int

@@ -19,6 +19,7 @@ import numpy as np
 
 from dflashc.runtime.errors import ArtefactError, TargetError
 from dflashc.runtime.plan import Launch, Operand
+from dflashc.runtime.processors import processor_name
 
 ABI = 1
 """Layout of the launch table, as `dflash_abi` of the library tells it."""
@@ -99,6 +100,7 @@ class CpuDevice:
         if threads < 1:
             raise TargetError(f"{threads} threads asked for; expected at least 1")
         self.name = "cpu"
+        self.identity = f"{processor_name()}, {threads} thread{'s' * (threads > 1)}"
         self.threads = threads
         self.uploaded = self.downloaded = self.synchronisations = 0
         try:
