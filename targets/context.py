@@ -6,6 +6,7 @@ kernel.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,9 +123,10 @@ class ProgramContext:
     def launch(self, request: Any, operation: str, units: Units, operands: Sequence[Operand | int | float], *,
                grain: int = 1, barrier: bool = True, bytes_read: int = 0, flops: int = 0) -> None:
         """Add a launch; ints and floats among `operands` become scalars."""
-        self.requests[request.name] = request
         table = tuple(o if isinstance(o, Operand) else Operand("i64", "", o) if isinstance(o, int)
                       else Operand("f32", "", o) for o in operands)
+        kinds = tuple({"f32": "f32", "i64": "i64", "context": "i64"}.get(o.kind, "buffer") for o in table)
+        self.requests[request.name] = dataclasses.replace(request, operands=kinds)
         self.launches.append(Launch(request.name, operation, units, grain, table, barrier, bytes_read, flops))
 
 

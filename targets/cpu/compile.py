@@ -28,11 +28,24 @@ ENTRY_POINTS = {"dflash_abi": ("version",), "dflash_run": ("pool", "table"), "df
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """One kernel to compile: `builder(traits, *arguments)` returns a `Kernel`, which gets the symbol `name`."""
+    """One kernel to compile: `builder(traits, *arguments)` returns a `Kernel`, which gets the symbol `name`.
+
+    `operands`, where given, are the kinds of the entries that its launches pass ("buffer", "i64", "f32"), which must be
+    those that the kernel declares: the argument table is untyped, and a slip would read a number as an address.
+    """
 
     name: str
     builder: Callable[..., Any]
     arguments: tuple[Any, ...]
+    operands: tuple[str, ...] | None = None
+
+    def build(self, traits: Traits) -> Any:
+        """The kernel's PrimFunc, named and checked."""
+        kernel = self.builder(traits, *self.arguments)
+        declared = tuple(a.kind if a.kind in ("i64", "f32") else "buffer" for a in kernel.arguments)
+        if self.operands is not None and self.operands != declared:
+            raise AssertionError(f"kernel {self.name} declares {declared}, its launch passes {self.operands}")
+        return kernel.function.with_attr("global_symbol", self.name)
 
 
 def lower(function: Any, target: Any) -> Any:
@@ -77,7 +90,7 @@ def compile_objects(level: str, requests: Sequence[KernelRequest], directory: Pa
 
     traits = LEVELS[level]
     target = tvm.target.Target(traits.llvm_target())
-    functions = {r.name: r.builder(traits, *r.arguments).function.with_attr("global_symbol", r.name) for r in requests}
+    functions = {r.name: r.build(traits) for r in requests}
     if with_executor:
         functions |= _executor_functions()
     paths = []
