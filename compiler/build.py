@@ -129,7 +129,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 
 def lower(options: BuildOptions) -> Lowered:
     """Everything up to the plan: reads metadata, norms and frequency tables, and no other weights."""
-    from dflashc.compiler.lower.programs import accept_function, lower_programs
+    from dflashc.compiler.lower.programs import choice_functions, lower_programs
     from dflashc.passes.pipeline import optimise
 
     target = find_target(options.target)
@@ -146,7 +146,7 @@ def lower(options: BuildOptions) -> Lowered:
     module = build_graph(gguf, config, pair.config.taps if pair else ())
     if drafter_graph is not None:
         module.update(drafter_graph)
-        module["accept"] = accept_function()
+    module.update(choice_functions(config.vocabulary))
     sources, notes = _weights(module, tensors, config, pair, target)
     packed = {name: s.packed for name, s in sources.items()}
     module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()},

@@ -292,11 +292,23 @@ def norm_convolution(x: Expr, z: Expr, dynamic: Expr, base: Expr, weight: Expr |
                     [epsilon, ",".join(forms)], relax.TupleType(results))
 
 
-def accept(tokens: Expr, ids: Expr, state: Expr, block: Expr) -> Expr:
-    """Greedy acceptance of the proposals tokens[1:] (m,) by the target's `ids` (m,); int32 (m + 1,), see below.
+def draw(logits: Expr, tokens: Expr, state: Expr, history: Expr, sampling: Expr) -> Expr:
+    """The token that the request's sampler draws from each row of `logits` (m, V), int32 (m,); -1 if none is finite.
+
+    Row i decides position n + first + i + 1, n = state[0], first = state[1] the row of the run that is row 0 here. What
+    came before are `history` (context,) up to position n and the run's rows of `tokens`. `sampling` holds the request's
+    parameters. The logits are overwritten with penalised ones.
+    """
+    return operator("draw", [logits, tokens, state, history, sampling], [],
+                    relax.TensorType((shape(logits)[0],), "int32"))
+
+
+def accept(tokens: Expr, ids: Expr, state: Expr, block: Expr, history: Expr) -> Expr:
+    """Acceptance of the proposals tokens[1:] (m,) by the target's choices `ids` (m,); int32 (m + 1,), see below.
 
     With k the length of the longest prefix whose tokens[i + 1] == ids[i]: the result is k, the k accepted tokens and
-    ids[k]; state[0] grows by k + 1, and ids[k] becomes the anchor, tokens[0] and block[0].
+    ids[k]; tokens[: k + 1] are committed, that is written to `history` at position state[0], which grows by k + 1; and
+    ids[k] becomes the anchor, tokens[0] and block[0].
     """
     rows = shape(tokens)[0]
-    return operator("accept", [tokens, ids, state, block], [], relax.TensorType((rows + 1,), "int32"))
+    return operator("accept", [tokens, ids, state, block, history], [], relax.TensorType((rows + 1,), "int32"))

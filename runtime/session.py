@@ -15,9 +15,13 @@ import numpy as np
 
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.device.base import Device, Replay
+from dflashc.runtime.device_sampling import refusal, sampling_words
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.sampling import SamplingParameters, sample
 from dflashc.runtime.width import WidthController
+
+_HEADS = {"ids": ("ids",), "logits": ("logits",), "draw": ("logits", "draw")}
+"""Programs that turn rows of the residual stream into the likeliest tokens, logits, or tokens that are drawn."""
 
 
 @dataclass
@@ -78,6 +82,8 @@ class Session:
         Tokens whose K and V are in the caches; n of the state block is their number.
     most_width : int
         Widest draft; 0 without a drafter.
+    notes : list of str
+        What the user should know of the requests so far, each once.
     """
 
     def __init__(self, artefact: Artefact, device: Device[Any], context: int) -> None:
@@ -90,6 +96,7 @@ class Session:
         self.most_width: int = manifest.drafter.get("width", 0)
         self.tokens: list[int] = []
         self.statistics = Statistics()
+        self.notes: list[str] = []
         self._memories: dict[str, Any] = {
             name: device.alloc(buffer.size(context)) for name, buffer in self._plan.buffers.items()
             if buffer.role != "view"}
@@ -102,7 +109,8 @@ class Session:
         self._replays: dict[tuple[str, ...], Replay] = {}
         self._decode_rows = sorted((p.rows for p in self._plan.programs.values() if p.role == "decode"), reverse=True)
         # what the device's state block holds, so that a round uploads nothing
-        self._device_length = self._device_anchor = -1
+        self._device_state: tuple[int, int] | None = None
+        self._device_anchor: int | None = None
 
     # One run ---------------------------------------------------------------------------------------------------
 
@@ -112,60 +120,57 @@ class Session:
         Parameters
         ----------
         head : str or None
-            "ids" or "logits": also run the output head over `rows` rows from `first_row` on.
+            "ids", "logits" or "draw": also run the output head over `rows` rows from `first_row` on.
         """
         self._require_room(len(tokens))
-        self._set_length()
+        self._set_state(first_row)
         self._device.upload(self._memories["tokens"], np.asarray(tokens, np.int32))
-        self._device_anchor = -1
+        self._upload_history(tokens)
+        self._device_anchor = None
         m = len(tokens)
-        self._replay(first_row, f"positions.{m}", f"decode.{m}", *self._inject(m),
-                     *([f"{head}.{rows}"] if head else [])).run()
+        inject = [f"inject.{m}"] if self.most_width else []
+        heads = [f"{role}.{rows}" for role in _HEADS[head]] if head else []
+        self._replay(first_row, f"positions.{m}", f"decode.{m}", *inject, *heads).run()
         self.tokens.extend(tokens)
 
-    def round(self, anchor: int, width: int) -> list[int]:
-        """One greedy round: draft `width` proposals after `anchor`, verify, accept, inject.
+    def round(self, anchor: int, width: int, head: str = "ids") -> list[int]:
+        """One round on the device: draft `width` proposals after `anchor`, verify, inject, accept.
 
         Returns the tokens after the anchor: the accepted proposals and the target's next token. The anchor and the
         accepted ones are committed.
+
+        Parameters
+        ----------
+        head : str
+            "ids" for the likeliest tokens, "draw" for those that the request's sampler draws. A proposal is kept when
+            it is what was chosen (sample-and-match: lossless for every sampler).
         """
-        self._require_room(width + 1)
-        self._set_length()
-        self._set_anchor(anchor)
-        m = width + 1
-        draft = [f"draft.{m}", f"propose.{width}"] if width else []
-        self._replay(0, f"positions.{m}", *draft, f"decode.{m}", f"ids.{m}", *self._inject(m), f"accept.{m}").run()
-        emitted = self._device.download(self._memories["emitted"], "int32", m + 1)
+        self._verify(anchor, width, *_HEADS[head], "inject", "accept")
+        emitted = self._device.download(self._memories["emitted"], "int32", width + 2)
         accepted = int(emitted[0])
-        after = [int(t) for t in emitted[1 : accepted + 2]]
+        after = [_chosen(t) for t in emitted[1 : accepted + 2]]
         self._commit(anchor, after, width)
-        self._device_length, self._device_anchor = len(self.tokens), after[-1]
+        self._device_state, self._device_anchor = (len(self.tokens), 0), after[-1]
         return after
 
     def sampled_round(self, anchor: int, width: int, parameters: SamplingParameters) -> list[int]:
-        """Like `round`, but every token is drawn by the request's sampler from the target's logits, and a proposal is
-        kept when it is what was drawn (sample-and-match: lossless for every sampler)."""
-        self._require_room(width + 1)
-        self._set_length()
-        self._set_anchor(anchor)
-        m = width + 1
-        draft = [f"draft.{m}", f"propose.{width}"] if width else []
-        self._replay(0, f"positions.{m}", *draft, f"decode.{m}", f"logits.{m}", *self._inject(m)).run()
+        """Like `round`, but the host draws the tokens, for samplers that the device does not have."""
+        self._verify(anchor, width, "logits", "inject")
         proposals = self._device.download(self._memories["tokens"], "int32", width, offset=4)
-        logits = self.logits(m)
+        logits = self.logits(width + 1)
         history, after = [*self.tokens, anchor], []
-        for row in range(m):
+        for row in range(width + 1):
             token = sample(logits[row], history, len(history), parameters)
             after.append(token)
             history.append(token)
             if row == width or token != proposals[row]:
                 break
+        self._upload_history([anchor, *after[:-1]])
         self._commit(anchor, after, width)
-        self._device_anchor = -1
         return after
 
     def ids(self, rows: int) -> np.ndarray:
-        """Arg-max token of each row of the last "ids" head, int32 (rows,)."""
+        """Token of each row of the last "ids" or "draw" head, int32 (rows,)."""
         return self._device.download(self._memories["ids"], "int32", rows)
 
     def logits(self, rows: int) -> np.ndarray:
@@ -195,8 +200,8 @@ class Session:
 
     def time(self, *programs: str) -> float:
         """Seconds of one run of `programs` at the present depth; nothing is committed."""
-        self._set_length()
-        self._device_anchor = -1
+        self._set_state(0)
+        self._device_anchor = None
         replay = self._replay(0, *programs)
         started = time.perf_counter()
         replay.run()
@@ -238,13 +243,13 @@ class Session:
         counters of the last call. The caches never hold more than what was yielded, wherever the consumer stops.
         """
         self.statistics = statistics = Statistics(prompt=len(prompt))
-        head = "ids" if parameters.is_plain_argmax else "logits"
+        head = self._choose_head(parameters)
         started = time.perf_counter()
         statistics.cached = self.prefill(prompt, head)
-        if head == "ids":
-            token = int(self.ids(1)[0])
-        else:
+        if head == "logits":
             token = sample(self.logits(1)[0], self.tokens, len(self.tokens), parameters)
+        else:
+            token = _chosen(self.ids(1)[0])
         statistics.prefill_seconds = time.perf_counter() - started
         pending = [token]
         while True:
@@ -264,20 +269,37 @@ class Session:
                 return
             started = time.perf_counter()
             chosen = min(width.choose(len(self.tokens)), room, self.most_width) if width else 0
-            if parameters.is_plain_argmax:
-                pending = self.round(token, chosen) if self.most_width else self._plain(token)
-            else:
+            if head == "logits":
                 pending = self.sampled_round(token, chosen, parameters)
+            else:
+                pending = self.round(token, chosen, head)
             seconds = time.perf_counter() - started
             statistics.time_round(chosen, seconds)
             if width:
                 width.record(chosen, len(pending) - 1, seconds)
 
-    def _plain(self, token: int) -> list[int]:
-        """A step of a model without a drafter."""
-        self.decode([token], "ids", 0, 1)
-        self.statistics.rounds += 1
-        return [int(self.ids(1)[0])]
+    def _choose_head(self, parameters: SamplingParameters) -> str:
+        """How a request's tokens come about: "ids"; "draw", with the device's sampler set up; or "logits" for the host.
+        """
+        if parameters.is_plain_argmax:
+            return "ids"
+        note = refusal(parameters, self.vocabulary)
+        if note is None:
+            self._device.upload(self._memories["sampling"], sampling_words(parameters, self.vocabulary))
+            return "draw"
+        if note not in self.notes:
+            self.notes.append(note)
+        return "logits"
+
+    def _verify(self, anchor: int, width: int, *roles: str) -> None:
+        """Draft `width` proposals, run the target over them and the anchor, and then the programs of `roles`."""
+        self._require_room(width + 1)
+        self._set_state()
+        self._set_anchor(anchor)
+        m = width + 1
+        draft = [f"draft.{m}", f"propose.{width}"] if width else []
+        self._replay(0, f"positions.{m}", *draft, f"decode.{m}",
+                     *(f"{role}.{m}" for role in roles if role != "inject" or self.most_width)).run()
 
     def _commit(self, anchor: int, after: list[int], width: int) -> None:
         self.tokens += [anchor, *after[:-1]]
@@ -288,20 +310,23 @@ class Session:
             raise RequestError(f"the context is full: {len(self.tokens)} tokens and {count} more do not fit "
                                f"{self.context}; use a larger --ctx or a shorter prompt")
 
-    def _inject(self, rows: int) -> list[str]:
-        return [f"inject.{rows}"] if self.most_width else []
-
-    def _set_length(self) -> None:
-        if self._device_length != len(self.tokens):
-            self._device.upload(self._memories["state"], np.array([len(self.tokens)], np.int64))
-        self._device_length = -1  # until a run that keeps it in step says otherwise
+    def _set_state(self, first_row: int = 0) -> None:
+        """Tell the device the length, and which row of the run is the head's first."""
+        state = (len(self.tokens), first_row)
+        if self._device_state != state:
+            self._device.upload(self._memories["state"], np.array(state, np.int64))
+        self._device_state = None  # until a run that keeps it in step says otherwise
 
     def _set_anchor(self, anchor: int) -> None:
         if self._device_anchor != anchor:
             first = np.array([anchor], np.int32)
             self._device.upload(self._memories["tokens"], first)
-            if self.most_width:
-                self._device.upload(self._memories["block"], first)
+            self._device.upload(self._memories["block"], first)
+        self._device_anchor = None
+
+    def _upload_history(self, tokens: Sequence[int]) -> None:
+        """Write tokens that are about to be committed to the device's history."""
+        self._device.upload(self._memories["history"], np.asarray(tokens, np.int32), offset=4 * len(self.tokens))
 
     def _replay(self, first_row: int, *programs: str) -> Replay:
         """The recorded run of `programs`, in order; heads read the residual stream from `first_row` on."""
@@ -312,3 +337,10 @@ class Session:
             launches = [x for name in programs for x in self._plan.programs[name].launches]
             self._replays[key] = self._device.record(launches, memories, self.context)
         return self._replays[key]
+
+
+def _chosen(token: Any) -> int:
+    """A token that the device chose; it says -1 where the logits are broken."""
+    if token < 0:
+        raise RequestError("the model's largest logit is not finite: its weights or the input are broken")
+    return int(token)

@@ -1,8 +1,9 @@
 """Which programs a model or a pair consists of, at which rows, and the buffers they meet in.
 
-Roles: `positions` (rope tables, once per run), `decode` (target), `ids` and `logits` (its heads), and for a pair
-`inject`, `draft`, `propose` and `accept`. A round of width m is positions, draft, propose, decode, ids, inject, accept,
-all at m + 1 rows, `propose` at m. Knows no kernel and no format.
+Roles: `positions` (rope tables, once per run), `decode` (target), `ids` and `logits` (its heads), `draw` (the sampler),
+`accept`, and for a pair `inject`, `draft` and `propose`. A round of width m is positions, draft, propose, decode, ids
+(or logits and draw), inject, accept, all at m + 1 rows, `propose` at m; a plain step is a round of width 0. Knows no
+kernel and no format.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dflashc.compiler.lower.program import ARENA, LoweredProgram, Lowering
 from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.graph import cache_name
 from dflashc.passes import operators as op
+from dflashc.runtime.device_sampling import Word
 from dflashc.runtime.plan import Buffer, Operand, Plan, Program
 from dflashc.targets.context import PackedWeight, Parts, Rule
 
@@ -67,7 +69,8 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
     requests: dict[str, Any] = {}
     adjacent: list[list[str]] = []
     arena = 0
-    for job in [*_model_jobs(module, drafter), *(_pair_jobs(drafter) if drafter else ())]:
+    jobs = [*_model_jobs(module, drafter), *_choice_jobs(drafter), *(_pair_jobs(drafter) if drafter else ())]
+    for job in jobs:
         lowered: LoweredProgram = lowering.lower(module[job.role], job.role, job.rows, job.parameters, job.outputs)
         programs[f"{job.role}.{job.rows}"] = lowered.program
         requests |= lowered.requests
@@ -79,17 +82,24 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
     return LoweredPlan(plan, requests, adjacent)
 
 
-def accept_function() -> relax.Function:
-    """The Relax function of the accept scan, see `operators.accept`."""
-    rows = tvm.tirx.Var("m", "int64")
+def choice_functions(vocabulary: int) -> tvm.IRModule:
+    """The Relax functions that end a round, each of one call: `draw` and `accept`, see `operators`."""
+    rows, context = tvm.tirx.Var("m", "int64"), tvm.tirx.Var("context", "int64")
     tokens, ids, block = (relax.Var(n, relax.TensorType((rows,), "int32")) for n in ("tokens", "ids", "block"))
+    history = relax.Var("history", relax.TensorType((context,), "int32"))
     state = relax.Var("state", relax.TensorType((STATE_WORDS,), "int64"))
-    builder = relax.BlockBuilder()
-    with builder.function("accept", [tokens, ids, state, block]):
-        with builder.dataflow():
-            result = builder.emit_output(op.accept(tokens, ids, state, block))
-        builder.emit_func_output(result)
-    return builder.get()["accept"].without_attr("global_symbol")
+    sampling = relax.Var("sampling", relax.TensorType((len(Word),), "int64"))
+    logits = relax.Var("logits", relax.TensorType((rows, vocabulary), "float32"))
+    module = tvm.IRModule()
+    for name, operator, parameters in (("draw", op.draw, [logits, tokens, state, history, sampling]),
+                                       ("accept", op.accept, [tokens, ids, state, block, history])):
+        builder = relax.BlockBuilder()
+        with builder.function(name, parameters):
+            with builder.dataflow():
+                result = builder.emit_output(operator(*parameters))
+            builder.emit_func_output(result)
+        module[name] = builder.get()[name].without_attr("global_symbol")
+    return module
 
 
 def most_width(drafter: DrafterConfig) -> int:
@@ -101,11 +111,15 @@ def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig |
     row, kv_row = config.hidden * 4, config.kv_heads * config.head_size * 2
     yield Buffer("state", "state", STATE_WORDS * 8)
     yield Buffer("tokens", "state", MOST_ROWS * 4)
+    yield Buffer("block", "state", MOST_HEAD_ROWS * 4)
+    yield Buffer("history", "state", 0, 4)
+    yield Buffer("sampling", "state", len(Word) * 8)
     yield Buffer("residual", "scratch", MOST_ROWS * row)
     # "hidden" is what a head reads: rows of "residual", chosen when a run is recorded.
     yield Buffer("hidden", "view", MOST_ROWS * row)
     yield Buffer("ids", "output", MOST_HEAD_ROWS * 4)
     yield Buffer("logits", "output", MOST_HEAD_ROWS * config.vocabulary * 4)
+    yield Buffer("emitted", "output", (MOST_HEAD_ROWS + 1) * 4)
     for name, table in zip(_table_names(module), module["positions"].ret_ty.fields, strict=True):
         yield Buffer(name, "scratch", 2 * MOST_ROWS * int(table.shape.values[2]) * 4)
     for layer in range(config.layers):
@@ -113,8 +127,6 @@ def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig |
             yield Buffer(cache_name("", layer, which), "cache", 0, kv_row)
     if drafter is None:
         return
-    yield Buffer("block", "state", MOST_HEAD_ROWS * 4)
-    yield Buffer("emitted", "output", (MOST_HEAD_ROWS + 1) * 4)
     yield Buffer(f"{PREFIX}residual", "scratch", MOST_HEAD_ROWS * drafter.hidden * 4)
     for index, (dtype, group) in enumerate(op.FORMS[_feature_form(module)]):
         width = drafter.target_hidden * len(drafter.taps)
@@ -157,6 +169,13 @@ def _model_jobs(module: tvm.IRModule, drafter: DrafterConfig | None) -> Iterator
         yield _Job("logits", rows, outputs=(Operand("buffer", "logits"),))
 
 
+def _choice_jobs(drafter: DrafterConfig | None) -> Iterator[_Job]:
+    for rows in VERIFY_ROWS:
+        yield _Job("draw", rows, outputs=(Operand("buffer", "ids"),))
+    for rows in range(1, (most_width(drafter) if drafter else 0) + 2):
+        yield _Job("accept", rows, outputs=(Operand("buffer", "emitted"),))
+
+
 def _pair_jobs(drafter: DrafterConfig) -> Iterator[_Job]:
     residual = Operand("buffer", f"{PREFIX}residual")
     for width in range(1, most_width(drafter) + 1):
@@ -164,8 +183,6 @@ def _pair_jobs(drafter: DrafterConfig) -> Iterator[_Job]:
         # the proposals are the rows after the anchor's, and go where the target reads them
         yield _Job("propose", width, parameters={"hidden": Operand("buffer", residual.name, drafter.hidden * 4)},
                    outputs=(Operand("buffer", "tokens", 4),))
-    for rows in range(1, most_width(drafter) + 2):
-        yield _Job("accept", rows, outputs=(Operand("buffer", "emitted"),))
 
 
 def _drafter_caches(drafter: DrafterConfig) -> dict[str, Parts]:

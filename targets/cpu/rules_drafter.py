@@ -1,4 +1,4 @@
-"""How the CPU runs the operators of drafter and round: features, KV injection, acceptance, and DFlash2's own."""
+"""How the CPU runs the operators of drafter and round: features, KV injection, draws, acceptance, DFlash2's own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
+from dflashc.runtime.device_sampling import MOST_CANDIDATES
 from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.kernels import accept as accept_kernels
-from dflashc.targets.cpu.kernels import convolution, features, kv_linear, selector
+from dflashc.targets.cpu.kernels import convolution, features, kv_linear, sampler, selector
 from dflashc.targets.cpu.requests import cosine_sine, kernel_rows, request, rows_scalar
 from dflashc.targets.cpu.traits import Traits
 
@@ -29,6 +30,7 @@ def drafter_rules(traits: Traits) -> dict[str, Rule]:
 
     return {
         "dflashc.features": _features, "dflashc.kv_injection": _kv_injection, "dflashc.accept": _accept,
+        "dflashc.draw": _draw,
         "dflashc.convolution_linear": convolution_linear, "dflashc.norm_convolution": _norm_convolution,
         "dflashc.select_candidates": _select_candidates,
     }
@@ -70,9 +72,19 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 
 def _accept(c: ProgramContext, var: Expr, call: Expr) -> None:
-    tokens, ids, state, block = (c.operand(x) for x in op.operands(call))
     c.launch(request(accept_kernels.accept), "accept", Units(1),
-             [tokens, ids, state, block, *flatten(c.result(var)), c.rows])
+             [*(c.operand(x) for x in op.operands(call)), *flatten(c.result(var)), c.rows])
+
+
+def _draw(c: ProgramContext, var: Expr, call: Expr) -> None:
+    logits, *others = op.operands(call)
+    tokens, state, history, sampling = (c.operand(x) for x in others)
+    vocabulary = int(op.shape(logits)[1])
+    c.launch(request(sampler.penalise), "penalties", Units(c.rows),
+             [c.operand(logits), tokens, state, history, sampling, c.temporary(c.rows * vocabulary * 4), vocabulary])
+    value, index, segments = _top_candidates(c, logits, MOST_CANDIDATES)
+    c.launch(request(sampler.draw), "draw", Units(c.rows),
+             [value, index, state, sampling, *flatten(c.result(var)), segments])
 
 
 def _norm_convolution(c: ProgramContext, var: Expr, call: Expr) -> None:
@@ -91,14 +103,20 @@ def _norm_convolution(c: ProgramContext, var: Expr, call: Expr) -> None:
 def _select_candidates(c: ProgramContext, var: Expr, call: Expr) -> None:
     """The best logits of each segment, then one walk over the rows; the candidates' probabilities stay behind."""
     logits, projected, block, predecessor, successor, count = op.operands(call)
-    kept, vocabulary = op.scalar(count), int(op.shape(logits)[1])
-    rank = int(op.shape(projected)[1])
-    segments = math.ceil(vocabulary / selector.SEGMENT)
-    value, index = (c.temporary(c.rows * segments * kept * 4) for _ in range(2))
-    c.launch(request(selector.top_candidates, kept), "candidates", Units(c.rows * segments),
-             [c.operand(logits), value, index, vocabulary])
+    kept, rank = op.scalar(count), int(op.shape(projected)[1])
+    value, index, segments = _top_candidates(c, logits, kept)
     scratch, probability = c.temporary(2 * rank * 4), c.temporary(c.rows * 4)
     tables = [c.weight(predecessor).format, c.weight(successor).format]
     c.launch(request(selector.select_candidates, kept, *tables), "selector walk", Units(1),
              [value, index, c.operand(projected), c.operand(block), c.operand(predecessor), c.operand(successor),
               scratch, *flatten(c.result(var)), probability, c.rows, segments, rank])
+
+
+def _top_candidates(c: ProgramContext, logits: Expr, count: int) -> tuple[Operand, Operand, int]:
+    """The `count` best logits of each segment of a row: their values, their ids, and how many segments there are."""
+    vocabulary = int(op.shape(logits)[1])
+    segments = math.ceil(vocabulary / selector.SEGMENT)
+    value, index = (c.temporary(c.rows * segments * count * 4) for _ in range(2))
+    c.launch(request(selector.top_candidates, count), "candidates", Units(c.rows * segments),
+             [c.operand(logits), value, index, vocabulary])
+    return value, index, segments

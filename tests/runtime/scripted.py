@@ -59,18 +59,22 @@ class ScriptedDevice:
 
     def run(self, kernels: list[str], memories: Mapping[str, Any]) -> None:
         n = int(memories["state"].array[:8].view(np.int64)[0])
-        _, decoder, *heads = kernels  # after the rope tables
+        _, decoder, *others = kernels  # after the rope tables
         rows = int(decoder.partition(".")[2])
         self.runs.append(rows)
         self._cache |= dict(enumerate(memories["tokens"].array.view(np.int32)[:rows].tolist(), n))
         following = self.model([self._cache[i] for i in range(n + rows)])
-        for head in heads:
-            if head.startswith("ids"):
+        for role in (kernel.partition(".")[0] for kernel in others):
+            if role in ("ids", "draw"):  # what is drawn is what the model says
                 self.upload(memories["ids"], np.array([following], np.int32))
-            else:
+            elif role == "logits":
                 logits = np.full(self.vocabulary, -100, np.float32)
                 logits[following] = 0
                 self.upload(memories["logits"], logits)
+            else:
+                self.upload(memories["emitted"], np.array([0, following], np.int32))
+                self.upload(memories["state"], np.array([n + 1], np.int64))
+                self.upload(memories["tokens"], np.array([following], np.int32))
 
 
 class ScriptedReplay:
@@ -85,8 +89,11 @@ def scripted_artefact(vocabulary: int, context: int) -> Artefact:
     """An artefact without files, for a `ScriptedDevice`."""
     buffers = {b.name: b for b in (
         Buffer("state", "state", 64), Buffer("tokens", "state", 16), Buffer("residual", "scratch", 64),
-        Buffer("hidden", "view", 64), Buffer("ids", "output", 4), Buffer("logits", "output", 4 * vocabulary))}
-    roles = [*((role, rows) for role in ("positions", "decode") for rows in ROWS), ("ids", 1), ("logits", 1)]
+        Buffer("hidden", "view", 64), Buffer("ids", "output", 4), Buffer("logits", "output", 4 * vocabulary),
+        Buffer("block", "state", 4), Buffer("history", "state", 0, 4), Buffer("sampling", "state", 128),
+        Buffer("emitted", "output", 8))}
+    roles = [*((role, rows) for role in ("positions", "decode") for rows in ROWS),
+             *((role, 1) for role in ("ids", "logits", "draw", "accept"))]
     programs = {f"{role}.{rows}": Program(role, rows, (Launch(f"{role}.{rows}", role, Units(1), 1, ()),))
                 for role, rows in roles}
     manifest = Manifest(

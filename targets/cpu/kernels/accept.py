@@ -1,4 +1,4 @@
-"""Greedy acceptance: which drafted tokens the target agrees with, and what that makes of the state.
+"""Acceptance: which drafted tokens the target agrees with, and what that makes of the state.
 
 Knows nothing of logits or caches.
 """
@@ -23,6 +23,7 @@ def accept(traits: Traits) -> Kernel:
     ids : int32 (rows,); the target's choice after each of them
     state : int64; state[0], the committed length, grows by k + 1
     block : int32; block[0] becomes the next anchor
+    history : int32; the committed tokens by position; tokens[: k + 1] are added to them
     emitted : int32 (rows + 1,); k, the k accepted proposals, the next anchor; the rest is left as it was
     rows : i64
     """
@@ -30,7 +31,8 @@ def accept(traits: Traits) -> Kernel:
     with kernel.build():
         tokens, ids = kernel.buffer("tokens", "int32"), kernel.buffer("ids", "int32")
         state, block = kernel.buffer("state", "int64"), kernel.buffer("block", "int32")
-        emitted, rows = kernel.buffer("emitted", "int32"), kernel.scalar("rows")
+        history, emitted = kernel.buffer("history", "int32"), kernel.buffer("emitted", "int32")
+        rows = kernel.scalar("rows")
         with kernel.units():
             accepted = local(1, "int64")
             store(accepted, 0, i64(0))
@@ -43,7 +45,10 @@ def accept(traits: Traits) -> Kernel:
             anchor = bind(load(ids, count))
             store(emitted, 0, cast("int32", count))
             store(emitted, count + 1, anchor)
-            store(state, 0, load(state, 0) + count + 1)
+            committed = bind(load(state, 0))
+            with T.serial(i64(0), count + 1) as i:
+                store(history, committed + i, load(tokens, i))
+            store(state, 0, committed + count + 1)
             store(tokens, 0, anchor)
             store(block, 0, anchor)
     return kernel.kernel

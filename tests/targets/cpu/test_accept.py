@@ -1,4 +1,4 @@
-"""Greedy acceptance, for every length of the accepted prefix."""
+"""Acceptance, for every length of the accepted prefix."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,14 @@ def test_longest_agreed_prefix(library: Library, rows: int, agreed: int) -> None
     tokens[agreed + 1 : agreed + 2] = 7  # the first wrong proposal; those after it agree again, which must not count
     proposals = tokens[1:].copy()
     state, block = np.array([1000, 3]), np.array([5, 9], np.int32)
-    emitted = np.full(rows + 2, -1, np.int32)
-    library.run("accept", [tokens, ids, state, block, emitted, rows], 1)
+    emitted, history = np.full(rows + 2, -1, np.int32), np.full(1100, -1, np.int32)
+    library.run("accept", [tokens, ids, state, block, history, emitted, rows], 1)
     assert emitted[0] == agreed
     np.testing.assert_array_equal(emitted[1 : agreed + 2], [*proposals[:agreed], ids[agreed]])
     assert (emitted[agreed + 2 :] == -1).all()
     np.testing.assert_array_equal(state, [1001 + agreed, 3])
+    np.testing.assert_array_equal(history[1000 : 1001 + agreed], [5, *proposals[:agreed]])
+    assert (np.delete(history, np.s_[1000 : 1001 + agreed]) == -1).all()
     np.testing.assert_array_equal(block, [ids[agreed], 9])
     assert tokens[0] == ids[agreed]
     np.testing.assert_array_equal(tokens[1:], proposals)
