@@ -123,7 +123,7 @@ class Session:
             "ids", "logits" or "draw": also run the output head over `rows` rows from `first_row` on.
         """
         self._require_room(len(tokens))
-        self._set_state(first_row)
+        self._set_length(first_row)
         self._device.upload(self._memories["tokens"], np.asarray(tokens, np.int32))
         self._upload_history(tokens)
         self._device_anchor = None
@@ -200,7 +200,7 @@ class Session:
 
     def time(self, *programs: str) -> float:
         """Seconds of one run of `programs` at the present depth; nothing is committed."""
-        self._set_state(0)
+        self._set_length(0)
         self._device_anchor = None
         replay = self._replay(0, *programs)
         started = time.perf_counter()
@@ -294,7 +294,7 @@ class Session:
     def _verify(self, anchor: int, width: int, *roles: str) -> None:
         """Draft `width` proposals, run the target over them and the anchor, and then the programs of `roles`."""
         self._require_room(width + 1)
-        self._set_state()
+        self._set_length()
         self._set_anchor(anchor)
         m = width + 1
         draft = [f"draft.{m}", f"propose.{width}"] if width else []
@@ -310,7 +310,7 @@ class Session:
             raise RequestError(f"the context is full: {len(self.tokens)} tokens and {count} more do not fit "
                                f"{self.context}; use a larger --ctx or a shorter prompt")
 
-    def _set_state(self, first_row: int = 0) -> None:
+    def _set_length(self, first_row: int = 0) -> None:
         """Tell the device the length, and which row of the run is the head's first."""
         state = (len(self.tokens), first_row)
         if self._device_state != state:
