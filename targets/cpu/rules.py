@@ -163,8 +163,9 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
         per_part = kv_heads * queries
         partial_values = c.share(_parts_buffer("attention.values", per_part * size * 4))
         partial_sums = c.share(_parts_buffer("attention.sums", per_part * 2 * 4))
-        c.launch(request(attention.attention, c.rows, group, size, pairing, normed, mask), f"{label} attention",
-                 Units(kv_heads, c.rows, attention_tile.PART),
+        units = Units(kv_heads * attention.window_parts(window, c.rows)) if window \
+            else Units(kv_heads, c.rows, attention_tile.PART)
+        c.launch(request(attention.attention, c.rows, group, size, pairing, normed, mask), f"{label} attention", units,
                  [*common, *weights, *caches, partial_values, partial_sums, leading, kv_heads, capacity, window, pairs,
                   float(scale), *tail])
         direct = query_heads % attention.heads_per_unit(size, form) == 0

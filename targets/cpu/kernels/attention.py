@@ -33,6 +33,11 @@ BLOCK = 16
 """Rows of a unit of the prefill kernels."""
 
 
+def window_parts(window: int, rows: int) -> int:
+    """Parts of 256 keys that the windows of `rows` consecutive rows can reach into."""
+    return math.ceil((window + rows - 2) / PART) + 1
+
+
 def heads_per_unit(size: int, form: str) -> int:
     """Query heads that one unit of `attention_merge` takes: the fewest that fill whole groups of the form."""
     return math.lcm(size, FORMS[form].group) // size
@@ -129,8 +134,9 @@ def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, he
               mask: str = "causal") -> Kernel:
     """Write the rows' K and V to the cache and attend part by part: partial results for `attention_merge`.
 
-    One unit = one part of 256 keys of one KV head, unit = part * kv_heads + head;
-    units = kv_heads * ceil((n + rows) / 256). Compiled for rows (1..16), group = G, size = D, pairing, head_norm and
+    One unit = one part of 256 keys of one KV head, unit = part * kv_heads + head, parts counted from the first that row
+    0 sees; units = kv_heads * ceil((n + rows) / 256), or with a window kv_heads * `window_parts`, so that the cost does
+    not grow with the context. Compiled for rows (1..16), group = G, size = D, pairing, head_norm and
     mask: "causal", or "block" where all rows see each other (a drafted block).
 
     Arguments
@@ -163,9 +169,10 @@ def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, he
                                    Rotation(pairing, *tables, pairs))
         softmax = Softmax(traits, queries, size)
         with kernel.units() as unit:
-            part, head = bind(tirx.truncdiv(unit, kv_heads)), bind(tirx.truncmod(unit, kv_heads))
-            start = bind(part * PART)
-            with T.If(start + PART > reach.first(position)), T.Then():
+            first_part = tirx.truncdiv(reach.first(position), PART)
+            part, head = bind(first_part + tirx.truncdiv(unit, kv_heads)), bind(tirx.truncmod(unit, kv_heads))
+            start, slot = bind(part * PART), bind(part * kv_heads + head)
+            with T.If(start < position + rows), T.Then():
                 _emit_prefetch_first(cache, head, bind(tirx.max(start, reach.first(position))))
                 with T.serial(tirx.max(start - position, i64(0)), tirx.min(start + PART - position, i64(rows))) as row:
                     projections.write_key_value(row, head, k_norm, cache, bind(position + row))
@@ -173,12 +180,12 @@ def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, he
                     projections.query(row, head * group + g, q_norm, scale, softmax.query, (row * group + g) * size)
                 _emit_part(softmax, group, rows, cache, head, part, position, reach)
                 with T.serial(0, queries) as row:
-                    store(partial_sums, (unit * queries + row) * 2, load(softmax.maximum, row * traits.lanes))
-                    store(partial_sums, (unit * queries + row) * 2 + 1, load(softmax.total, row * traits.lanes))
+                    store(partial_sums, (slot * queries + row) * 2, load(softmax.maximum, row * traits.lanes))
+                    store(partial_sums, (slot * queries + row) * 2 + 1, load(softmax.total, row * traits.lanes))
                 with T.serial(0, queries * size // traits.lanes) as i:
                     at = i * traits.lanes
                     value = load(softmax.value, at, traits.lanes)
-                    store(partial_values, unit * (queries * size) + at, value, traits.lanes)
+                    store(partial_values, slot * (queries * size) + at, value, traits.lanes)
     return kernel.kernel
 
 

@@ -15,6 +15,7 @@ from dflashc.targets.cpu.kernels.attention import (
     attention_prefill,
     heads_per_unit,
     kv_write,
+    window_parts,
 )
 from dflashc.targets.cpu.kernels.attention_tile import PART
 from tests.targets.cpu.native import Library
@@ -105,10 +106,11 @@ class Sequence:
     def verify(self, first: int, rows: int, form: str = "f32", outputs: list[np.ndarray] | None = None) -> np.ndarray:
         """Rows [first, first + rows) in one program of `attention` and `attention_merge`."""
         shape, inputs = self.shape, self._row_inputs(first, rows)
-        units = shape.kv_heads * -(-(self.start + first + rows) // PART)
+        parts = -(-(self.start + first + rows) // PART)
+        units = shape.kv_heads * (window_parts(self.window, rows) if self.window else parts)
         queries = rows * shape.group
-        partial_values = np.full(units * queries * shape.size, np.nan, np.float32)
-        partial_sums = np.full(units * queries * 2, np.nan, np.float32)
+        partial_values = np.full(shape.kv_heads * parts * queries * shape.size, np.nan, np.float32)
+        partial_sums = np.full(shape.kv_heads * parts * queries * 2, np.nan, np.float32)
         self.library.run(f"attention_{rows}_{shape.group}_{shape.suffix}", [
             *inputs, *self._norms("q_norm", "k_norm"), self.packed_keys, self.values, partial_values, partial_sums,
             self.qkv.shape[1], shape.kv_heads, self.capacity, self.window, self.pairs, self.scale, *self._epsilon()],
