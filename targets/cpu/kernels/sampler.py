@@ -30,7 +30,7 @@ from dflashc.targets.cpu.builder import (
 )
 from dflashc.targets.cpu.kernels.random_numbers import uniform
 from dflashc.targets.cpu.kernels.selector import Ranking
-from dflashc.targets.cpu.kernels.vector_math import absolute, exp_double, select, settle
+from dflashc.targets.cpu.kernels.vector_math import absolute, exp_double, rounded, select
 from dflashc.targets.cpu.traits import Traits
 
 _F64 = "float64"
@@ -95,8 +95,8 @@ def penalise(traits: Traits) -> Kernel:
 def _penalised(sampling: Expr, logit: Expr, times: Expr) -> Expr:
     """The logit of a token that occurred `times` times."""
     wide, penalty = bind(cast(_F64, logit)), _number(sampling, Word.REPEAT_PENALTY)
-    repeated = bind(select(wide > const(0, _F64), wide / penalty, wide * penalty))
-    by_count = settle(cast(_F64, times) * _number(sampling, Word.FREQUENCY_PENALTY))  # settled: not fused with the sum
+    repeated = bind(select(wide > const(0, _F64), wide / penalty, rounded(wide * penalty)))
+    by_count = rounded(cast(_F64, times) * _number(sampling, Word.FREQUENCY_PENALTY))
     return cast("float32", repeated - (by_count + _number(sampling, Word.PRESENCE_PENALTY)))
 
 
