@@ -15,7 +15,7 @@ from tvm import relax
 from dflashc.compiler.drafter.config import DrafterConfig
 from dflashc.compiler.gguf import GgufTensor
 from dflashc.compiler.models.config import ModelConfig, Rope
-from dflashc.compiler.models.graph import Graph, attention, function, gated_feed_forward
+from dflashc.compiler.models.graph import Graph, function
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
 from dflashc.runtime.errors import PairError
@@ -109,17 +109,17 @@ def _draft(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTe
 def _layer(g: Graph, drafter: DrafterConfig, x: Expr, layer: int, table: Expr, mask: str) -> Expr:
     """Pre-norm attention and SwiGLU; in version 2 each between two local convolutions (section 5.1)."""
     blk = f"blk.{layer}"
-    for name, sublayer in (("attn", lambda u: attention(g, u, layer, table, mask)),
-                           ("ffn", lambda u: gated_feed_forward(g, u, layer, relax.op.nn.silu))):
+    for name, sublayer in (("attn", lambda u: g.attention(u, layer, table, mask)),
+                           ("ffn", lambda u: g.gated_feed_forward(u, layer, "silu"))):
         u = g.norm(x, f"{blk}.{name}_norm")
         if drafter.version == 1:
-            x = g.emit(relax.op.add(x, sublayer(u)))
+            x = g.add(x, sublayer(u))
             continue
         taps, groups = drafter.conv_kernel_size, drafter.hidden // drafter.conv_group_size
         dynamic = g.linear(u, f"{blk}.{name}_conv_proj", 2 * taps * groups, drafter.hidden)
         base = g.weight(f"{blk}.{name}_conv_base", 2, taps, drafter.hidden)
         y = sublayer(g.emit(op.local_convolution(u, dynamic, base, 0)))
-        x = g.emit(relax.op.add(x, g.emit(op.local_convolution(y, dynamic, base, 1))))
+        x = g.add(x, g.emit(op.local_convolution(y, dynamic, base, 1)))
     return x
 
 

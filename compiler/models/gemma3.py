@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-
-from tvm import relax
+from typing import TYPE_CHECKING
 
 from dflashc.compiler.gguf import GgufFile
 from dflashc.compiler.models.config import (
@@ -20,7 +19,9 @@ from dflashc.compiler.models.config import (
     read_rope,
     require_in_layers,
 )
-from dflashc.compiler.models.graph import Graph, attention, gated_feed_forward
+
+if TYPE_CHECKING:
+    from dflashc.compiler.models.graph import Expr, Graph
 
 _PERIOD = 6  # the last layer of each period is global
 
@@ -39,9 +40,9 @@ def config(gguf: GgufFile) -> ModelConfig:
                    embedding_scale=math.sqrt(c.hidden))
 
 
-def layer(g: Graph, x: relax.Expr, number: int, table: relax.Expr) -> relax.Expr:
+def layer(g: Graph, x: Expr, number: int, table: Expr) -> Expr:
     blk = f"blk.{number}"
-    o = attention(g, g.norm(x, f"{blk}.attn_norm"), number, table)
-    x = g.emit(relax.op.add(x, g.norm(o, f"{blk}.post_attention_norm")))
-    f = gated_feed_forward(g, g.norm(x, f"{blk}.ffn_norm"), number, relax.op.nn.gelu_tanh)
-    return g.emit(relax.op.add(x, g.norm(f, f"{blk}.post_ffw_norm")))
+    o = g.attention(g.norm(x, f"{blk}.attn_norm"), number, table)
+    x = g.add(x, g.norm(o, f"{blk}.post_attention_norm"))
+    f = g.gated_feed_forward(g.norm(x, f"{blk}.ffn_norm"), number, "gelu_tanh")
+    return g.add(x, g.norm(f, f"{blk}.post_ffw_norm"))

@@ -91,6 +91,40 @@ class Graph:
         c = self.config
         return self.input(cache_name(self.prefix, layer, which), (c.kv_heads, self.context, c.head_size), "float16")
 
+    def add(self, x: Expr, y: Expr) -> Expr:
+        return self.emit(relax.op.add(x, y))
+
+    def attention(self, x: Expr, layer: int, table: Expr, mask: str = "causal") -> Expr:
+        """Grouped-query attention of one layer, from its normed input (m, H) to the output projection (m, H).
+
+        Per-head norms of Q and K are applied where the file has their weights (Qwen3, Gemma 3).
+        """
+        c = self.config
+        blk = f"blk.{layer}"
+
+        def heads(name: str, count: int) -> Expr:
+            return self.emit(relax.op.reshape(self.linear(x, f"{blk}.{name}", count * c.head_size, c.hidden),
+                                              (self.rows, count, c.head_size)))
+
+        q, k, v = heads("attn_q", c.heads), heads("attn_k", c.kv_heads), heads("attn_v", c.kv_heads)
+        if self.has(f"{blk}.attn_q_norm.weight"):
+            q, k = self.norm(q, f"{blk}.attn_q_norm"), self.norm(k, f"{blk}.attn_k_norm")
+        pairing = c.ropes[c.layer_ropes[layer]].pairing
+        q, k = self.emit(op.rope(q, table, pairing)), self.emit(op.rope(k, table, pairing))
+        o = self.emit(op.attention(q, k, v, self.cache(layer, "k"), self.cache(layer, "v"), self.state,
+                                   c.layer_windows[layer], c.attention_scale, mask), f"attention_{layer}")
+        o = self.emit(relax.op.reshape(o, (self.rows, c.heads * c.head_size)))
+        return self.linear(o, f"{blk}.attn_output", c.hidden, c.heads * c.head_size)
+
+    def gated_feed_forward(self, x: Expr, layer: int, activation: str) -> Expr:
+        """down(activation(gate x) * up x), (m, H) to (m, H); `activation` is the name of one of Relax."""
+        c = self.config
+        blk = f"blk.{layer}"
+        gate = self.linear(x, f"{blk}.ffn_gate", c.feed_forward, c.hidden)
+        up = self.linear(x, f"{blk}.ffn_up", c.feed_forward, c.hidden)
+        product = self.emit(relax.op.multiply(self.emit(getattr(relax.op.nn, activation)(gate)), up))
+        return self.linear(product, f"{blk}.ffn_down", c.hidden, c.feed_forward)
+
 
 def frequencies_name(rope: str) -> str:
     """Name of the table of frequencies of the rope named `rope` among the parameters."""
@@ -100,39 +134,6 @@ def frequencies_name(rope: str) -> str:
 def cache_name(prefix: str, layer: int, which: str) -> str:
     """Name of a layer's "k" or "v" cache among the parameters."""
     return f"{prefix}cache.{layer}.{which}"
-
-
-def attention(g: Graph, x: Expr, layer: int, table: Expr, mask: str = "causal") -> Expr:
-    """Grouped-query attention of one layer, from its normed input (m, H) to the output projection (m, H).
-
-    Per-head norms of Q and K are applied where the file has their weights (Qwen3, Gemma 3).
-    """
-    c = g.config
-    blk = f"blk.{layer}"
-
-    def heads(name: str, count: int) -> Expr:
-        return g.emit(relax.op.reshape(g.linear(x, f"{blk}.{name}", count * c.head_size, c.hidden),
-                                       (g.rows, count, c.head_size)))
-
-    q, k, v = heads("attn_q", c.heads), heads("attn_k", c.kv_heads), heads("attn_v", c.kv_heads)
-    if g.has(f"{blk}.attn_q_norm.weight"):
-        q, k = g.norm(q, f"{blk}.attn_q_norm"), g.norm(k, f"{blk}.attn_k_norm")
-    pairing = c.ropes[c.layer_ropes[layer]].pairing
-    q, k = g.emit(op.rope(q, table, pairing)), g.emit(op.rope(k, table, pairing))
-    o = g.emit(op.attention(q, k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state,
-                            c.layer_windows[layer], c.attention_scale, mask), f"attention_{layer}")
-    o = g.emit(relax.op.reshape(o, (g.rows, c.heads * c.head_size)))
-    return g.linear(o, f"{blk}.attn_output", c.hidden, c.heads * c.head_size)
-
-
-def gated_feed_forward(g: Graph, x: Expr, layer: int, activation: Callable[[Expr], Expr]) -> Expr:
-    """down(activation(gate x) * up x), (m, H) to (m, H)."""
-    c = g.config
-    blk = f"blk.{layer}"
-    gate = g.linear(x, f"{blk}.ffn_gate", c.feed_forward, c.hidden)
-    up = g.linear(x, f"{blk}.ffn_up", c.feed_forward, c.hidden)
-    product = g.emit(relax.op.multiply(g.emit(activation(gate)), up))
-    return g.linear(product, f"{blk}.ffn_down", c.hidden, c.feed_forward)
 
 
 Layer = Callable[[Graph, Expr, int, Expr], Expr]

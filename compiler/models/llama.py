@@ -5,18 +5,19 @@ Source: Touvron et al. 2023, "LLaMA"; GGUF converters permute the rows of Q and 
 
 from __future__ import annotations
 
-from tvm import relax
+from typing import TYPE_CHECKING
 
 from dflashc.compiler.gguf import GgufFile
 from dflashc.compiler.models.config import ModelConfig, read_config
-from dflashc.compiler.models.graph import Graph, attention, gated_feed_forward
+
+if TYPE_CHECKING:
+    from dflashc.compiler.models.graph import Expr, Graph
 
 
 def config(gguf: GgufFile) -> ModelConfig:
     return read_config(gguf, pairing="norm")
 
 
-def layer(g: Graph, x: relax.Expr, number: int, table: relax.Expr) -> relax.Expr:
-    x = g.emit(relax.op.add(x, attention(g, g.norm(x, f"blk.{number}.attn_norm"), number, table)))
-    u = g.norm(x, f"blk.{number}.ffn_norm")
-    return g.emit(relax.op.add(x, gated_feed_forward(g, u, number, relax.op.nn.silu)))
+def layer(g: Graph, x: Expr, number: int, table: Expr) -> Expr:
+    x = g.add(x, g.attention(g.norm(x, f"blk.{number}.attn_norm"), number, table))
+    return g.add(x, g.gated_feed_forward(g.norm(x, f"blk.{number}.ffn_norm"), number, "silu"))
