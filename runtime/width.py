@@ -13,6 +13,9 @@ from typing import Protocol
 from dflashc.runtime.acceptance import UNKNOWN, Acceptance, expected_tokens
 from dflashc.runtime.costs import Costs, LearntCosts
 
+HOPE = 0.8
+"""Acceptance of a position that a trial counts on, unless better is known."""
+
 
 class WidthController(Protocol):
     """Chooses the width of each round and hears how it went."""
@@ -77,14 +80,13 @@ class AutoWidth:
     _PERIOD = 8  # rounds between decisions
     _WHILE = 4
     _TRIALS_FIRST, _TRIALS_SAVED = 8, 2  # trials that fail which may be afforded: at the start, and later at once
-    _HOPE = 0.8  # acceptance of a position
     _CHEAPER = 1.3  # factor by which another width's cost may have fallen
 
     def __init__(self, most: int, costs: Costs | None = None, assumed: Sequence[float] | None = None,
                  hoped: Sequence[float] | None = None) -> None:
         self._costs: Costs = costs or LearntCosts(most)
         self._acceptance = Acceptance(assumed or [UNKNOWN] * most)
-        self._hoped = list(hoped or [self._HOPE] * most)
+        self._hoped = list(hoped or [HOPE] * most)
         self._width = 0
         self._decided = False
         self._chosen = 0  # for the coming round: the width, or one that is tried
