@@ -152,7 +152,8 @@ def lower(options: BuildOptions) -> Lowered:
     module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()},
                       options.dump)
     drafter = pair.config if pair else None
-    programs = lower_programs(module, config, drafter, packed, target.rules(), target.name, context)
+    programs = lower_programs(module, config, drafter, packed, target.rules(), target.name, context,
+                              options.overrides.draft_rows == "full")
     notes += [*pair.notes, *pair.warnings] if pair else []
     return Lowered(files, config, pair, target, _ordered(sources, programs.adjacent), programs.plan, programs.requests,
                    tokenizer, notes)
@@ -180,7 +181,9 @@ def _drafter(pair: PairReport | None) -> dict[str, Any]:
         return {}
     from dflashc.compiler.lower.programs import most_width
 
-    return {"width": most_width(pair.config), "mask_id": pair.config.mask_id, "pair": pair.to_json()}
+    width = most_width(pair.config)
+    return {"width": width, "block_rows": width + 1 if pair.overrides.draft_rows == "full" else 0,
+            "mask_id": pair.config.mask_id, "pair": pair.to_json()}
 
 
 def _context(asked: int, config: ModelConfig) -> int:

@@ -94,6 +94,7 @@ class Session:
         self.vocabulary: int = manifest.config["vocabulary"]
         self._row_bytes: int = manifest.config["hidden"] * 4
         self.most_width: int = manifest.drafter.get("width", 0)
+        self._block_rows: int = manifest.drafter.get("block_rows", 0)  # of every draft; 0: as many as are wanted
         self.tokens: list[int] = []
         self.statistics = Statistics()
         self.notes: list[str] = []
@@ -269,6 +270,8 @@ class Session:
                 return
             started = time.perf_counter()
             chosen = min(width.choose(len(self.tokens)), room, self.most_width) if width else 0
+            if self._block_rows > self.context - len(self.tokens):
+                chosen = 0  # the whole block must fit
             if head == "logits":
                 pending = self.sampled_round(token, chosen, parameters)
             else:
@@ -293,12 +296,14 @@ class Session:
 
     def _verify(self, anchor: int, width: int, *roles: str) -> None:
         """Draft `width` proposals, run the target over them and the anchor, and then the programs of `roles`."""
-        self._require_room(width + 1)
+        self._require_room(max(width + 1, self._block_rows if width else 0))
         self._set_length()
         self._set_anchor(anchor)
         m = width + 1
-        draft = [f"draft.{m}", f"propose.{width}"] if width else []
-        self._replay(0, f"positions.{m}", *draft, f"decode.{m}",
+        block = self._block_rows or m
+        draft = [f"positions.{block}", f"draft.{block}", f"propose.{width}"] if width else []
+        positions = [] if width and block == m else [f"positions.{m}"]
+        self._replay(0, *draft, *positions, f"decode.{m}",
                      *(f"{role}.{m}" for role in roles if role != "inject" or self.most_width)).run()
 
     def _commit(self, anchor: int, after: list[int], width: int) -> None:

@@ -53,7 +53,7 @@ class LoweredPlan:
 
 def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig | None,
                    weights: Mapping[str, PackedWeight], rules: Mapping[str, Rule], target: str,
-                   context: int) -> LoweredPlan:
+                   context: int, full_rows: bool = False) -> LoweredPlan:
     """Lower all programs of an optimised module.
 
     Parameters
@@ -62,6 +62,8 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
         Of the pair; None for a model alone.
     context : int
         Context capacity in tokens.
+    full_rows : bool
+        Whether every draft runs the whole block and keeps its first rows, see `pair.Overrides.draft_rows`.
     """
     buffers = {b.name: b for b in _buffers(module, config, drafter)}
     lowering = Lowering(target, rules, weights, buffers)
@@ -69,7 +71,8 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
     requests: dict[str, Any] = {}
     adjacent: list[list[str]] = []
     arena = 0
-    jobs = [*_model_jobs(module, drafter), *_choice_jobs(drafter), *(_pair_jobs(drafter) if drafter else ())]
+    jobs = [*_model_jobs(module, drafter), *_choice_jobs(drafter)]
+    jobs += _pair_jobs(drafter, full_rows) if drafter else []
     for job in jobs:
         lowered: LoweredProgram = lowering.lower(module[job.role], job.role, job.rows, job.parameters, job.outputs)
         programs[f"{job.role}.{job.rows}"] = lowered.program
@@ -176,10 +179,12 @@ def _choice_jobs(drafter: DrafterConfig | None) -> Iterator[_Job]:
         yield _Job("accept", rows, outputs=(Operand("buffer", "emitted"),))
 
 
-def _pair_jobs(drafter: DrafterConfig) -> Iterator[_Job]:
+def _pair_jobs(drafter: DrafterConfig, full_rows: bool) -> Iterator[_Job]:
     residual = Operand("buffer", f"{PREFIX}residual")
-    for width in range(1, most_width(drafter) + 1):
-        yield _Job("draft", width + 1, parameters=_drafter_caches(drafter), outputs=(residual,))
+    block_rows = most_width(drafter) + 1
+    for rows in [block_rows] if full_rows else range(2, block_rows + 1):
+        yield _Job("draft", rows, parameters=_drafter_caches(drafter), outputs=(residual,))
+    for width in range(1, block_rows):
         # the proposals are the rows after the anchor's, and go where the target reads them
         yield _Job("propose", width, parameters={"hidden": Operand("buffer", residual.name, drafter.hidden * 4)},
                    outputs=(Operand("buffer", "tokens", 4),))
