@@ -50,6 +50,11 @@ class Engine:
             raise click.ClickException(f"{' '.join(self._command)} ended with {self._process.wait()} at '{request}'")
         return float(json.loads(line))
 
+    def waited(self) -> float:
+        """Seconds that its threads were ready and had no core, since the start; other work took it."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
+
     def memory(self) -> dict[str, int]:
         """Bytes resident at the peak, and anonymous and mapped ones now."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()

@@ -108,11 +108,12 @@ def measure(commands: Mapping[str, list[str]], artefact: Path, depths: Sequence[
         before = read_bandwidth(threads)
         contestants = [Contestant(OURS, engines[OURS], "logits"), Contestant(IDS, engines[OURS], "ids"),
                        *(Contestant(n, e, "logits") for n, e in engines.items() if n != OURS)]
-        results = contest(cases(depths), contestants, rounds, lambda done: heard(f"round {done} of {rounds + 1}"))
+        results = contest(cases(depths), contestants, rounds,
+                          heard=lambda done: heard(f"round {done} of {rounds + 1}"))
         bandwidth = max(before, read_bandwidth(threads))
         heard("beside busy processes")
         with busy_processes(_BUSY_PROCESSES):
-            busy = contest(cases(depths)[:1], contestants, rounds)
+            busy = contest(cases(depths)[:1], contestants, rounds, attempts=1)
     start, memory = {}, {}
     heard("starts")
     begun = [{n: _start(c) for n, c in commands.items()} for _ in range(rounds + 1)][1:]

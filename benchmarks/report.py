@@ -87,7 +87,10 @@ def _times(name: str, measured: Measurement) -> Table:
         cells.append(f"{1e3 * limits[OURS]:.2f}" if limits else "")
         cells += [f"{limits[c] / row[c].median:.0%}" if limits else "" for c in (OURS, IDS)]
         rows.append(cells)
-    return Table(f"{name}: milliseconds; {measured.bandwidth / 1e9:.1f} GB/s read from memory",
+    series = [s for row in measured.results.values() for s in row.values()]
+    disturbed, samples = sum(s.disturbed for s in series), sum(len(s.values) for s in series)
+    return Table(f"{name}: milliseconds; {measured.bandwidth / 1e9:.1f} GB/s read from memory; "
+                 f"{disturbed} of {samples} samples disturbed by other work",
                  ("case", *(f">{c}" for c in contestants), *(f">ratio, {c}" for c in ratios),
                   ">memory limit", f">share, {OURS}", f">share, {IDS}"), rows)
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from click import ClickException
@@ -62,22 +64,34 @@ def test_ratio_is_taken_round_by_round() -> None:
     assert peer.ratio(ours).text() == "2.00 (1.00-3.00)"
 
 
+class Scripted(engines.Engine):
+    """Answers with the number of the request among those in `asked`; waits for a core as `disturbed` says by number."""
+
+    def __init__(self, name: str, asked: list[str], disturbed: Mapping[int, float] = MappingProxyType({})) -> None:
+        self.name, self.asked, self.disturbed, self.total = name, asked, disturbed, 0.0
+
+    def ask(self, request: str) -> float:
+        self.asked.append(f"{self.name} {request}")
+        self.total += self.disturbed.get(len(self.asked), 0.0)
+        return float(len(self.asked))
+
+    def waited(self) -> float:
+        return self.total
+
+
 def test_rounds_alternate_and_the_first_is_not_counted() -> None:
     asked: list[str] = []
-
-    class Scripted(engines.Engine):
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def ask(self, request: str) -> float:
-            asked.append(f"{self.name} {request}")
-            return float(len(asked))
-
-    players = [Contestant("a", Scripted("a"), "ids"), Contestant("b", Scripted("b"), "logits")]
+    players = [Contestant("a", Scripted("a", asked), "ids"), Contestant("b", Scripted("b", asked), "logits")]
     results = contest([Case("decode", "run 0 1 4 {head}")], players, 2)
     a, b = "a run 0 1 4 ids", "b run 0 1 4 logits"
     assert asked == [b, a, a, b, b, a]
     assert results["decode"]["a"].values == (3.0, 6.0)
+
+
+def test_disturbed_samples_are_taken_again() -> None:
+    player = Contestant("a", Scripted("a", [], {1: 1, 2: 1, 3: 1, 5: 1e9, 6: 1, 7: 1e9}), "ids")
+    (series,) = contest([Case("decode", "run")], [player], 2, attempts=3)["decode"].values()
+    assert series == Series((4.0, 6.0), disturbed=1)  # 1 warms up, 6 waited least of the second round
 
 
 def test_bytes_of_a_run(pycode_artefact: Path) -> None:
