@@ -1,0 +1,69 @@
+"""The pairs of these tests as GGUF files, in formats that share their kernels with the shipped pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dflashc.recipes.counting import successor, write_counting_drafter, write_counting_target
+from dflashc.recipes.drafter import DrafterShape, drafter_body, drafter_tensors, write_drafter, write_drafter_of
+from dflashc.recipes.target import TargetShape, write_target
+from dflashc.recipes.tensors import Formats
+
+WINDOW = 24
+_TARGET = TargetShape("qwen3", 3, 128, 4, 2, 64, 128, 300, context_length=4096)
+_TAPS = (0, 1)
+_SMALL = ("attn_conv_proj", "ffn_conv_proj", "selector_predecessor", "selector_successor", "selector_hidden")
+
+
+def _formats(default: str, version: int) -> Formats:
+    """As the shipped drafters have them: what is small in version 2 is F16 where the rest is Q8_0."""
+    return Formats(default, dict.fromkeys(_SMALL, "F16") if version == 2 and default == "Q8_0" else {})
+
+
+def counted(first: int, count: int) -> list[int]:
+    """A token of a counting target and those that follow."""
+    tokens = [first]
+    while len(tokens) < count:
+        tokens.append(successor(tokens[-1]))
+    return tokens
+
+
+def counting_pairs(folder: Path, default: str) -> dict[str, tuple[Path, ...]]:
+    """A target that counts, with drafters that are always right, in both versions, and one that never is."""
+    target = folder / "counting.gguf"
+    write_counting_target(target, Formats(default))
+    drafters = {name: folder / f"{name}.gguf" for name in ("oracle-v1", "oracle-v2", "blind")}
+    write_counting_drafter(drafters["oracle-v1"], target, _formats(default, 1), "oracle", 1)
+    write_counting_drafter(drafters["oracle-v2"], target, _formats(default, 2), "oracle", 2, own_tables=True)
+    write_counting_drafter(drafters["blind"], target, _formats(default, 1), "blind", 1)
+    return {"counting": (target,)} | {name: (target, path) for name, path in drafters.items()}
+
+
+def random_pairs(folder: Path, default: str) -> dict[str, tuple[Path, ...]]:
+    """A random target with random drafters: both versions with a window in every layer, version 1 without, and the
+    same weights in version 2 with convolutions that change nothing and a selector without a say."""
+    target = folder / "random.gguf"
+    write_target(target, _TARGET, Formats(default))
+    full = DrafterShape(drafter_body(target), _TAPS)
+    shapes = {"random": full, **{
+        f"windowed-v{version}": replace(full, sliding_window=WINDOW, full_layers=0, version=version)
+        for version in (1, 2)}}
+    pairs: dict[str, tuple[Path, ...]] = {"random-alone": (target,)}
+    for name, shape in shapes.items():
+        pairs[name] = (target, folder / f"{name}-drafter.gguf")
+        write_drafter(pairs[name][1], target, shape, _formats(default, shape.version))
+    pairs["identity"] = (target, folder / "identity-drafter.gguf")
+    shape = replace(full, version=2)
+    silent = ("conv_base", "conv_proj", "selector_predecessor", "selector_successor")
+    tensors = [replace(t, deviation=0.0) if t.role.endswith(silent) else t for t in drafter_tensors(shape)]
+    write_drafter_of(pairs["identity"][1], target, shape, tensors, _formats(default, 2))
+    return pairs
+
+
+def pycode_pairs(folder: Path, quantisation: str) -> dict[str, tuple[Path, ...]]:
+    """The shipped model with its drafters."""
+    target = folder / f"pycode-3m-{quantisation}.gguf"
+    drafters = {f"pycode-v{version}": target.with_name(f"pycode-3m-{kind}-{quantisation}.gguf")
+                for version, kind in ((1, "dflash"), (2, "dflash2"))}
+    return {"pycode": (target,)} | {name: (target, path) for name, path in drafters.items()}

@@ -1,0 +1,108 @@
+"""What the block of a drafter sees: its window, distances alone, and nothing of convolutions that do nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflashc.runtime.session import Session
+from tests.reference.config import read_drafter, read_model
+from tests.reference.dflash import ReferenceDrafter
+from tests.reference.functions import rms_norm
+from tests.reference.transformer import ReferenceModel, int8_activations
+from tests.rounds.building import Workshop
+from tests.rounds.files import WINDOW
+from tests.rounds.inside import Block, block, overwrite, read, run, write
+from tests.rounds.running import WIDTHS
+
+TEXT = np.random.default_rng(6).integers(0, 300, 200).tolist()
+WINDOWED = ["windowed-v1", "windowed-v2"]
+
+
+def after(session: Session, tokens: list[int]) -> Session:
+    session.rewind(0)
+    session.prefill(tokens, "ids")
+    return session
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_convolutions_that_do_nothing_make_version_2_version_1(width: int, workshop: Workshop) -> None:
+    """And codebooks of zeros leave each row its arg-max."""
+    for length in (1, 20, 130):
+        plain = block(after(workshop.session("random"), TEXT[:length]), 9, width)
+        assert block(after(workshop.session("identity"), TEXT[:length]), 9, width) == plain
+        assert np.ptp(plain.residual) > 0.1
+
+
+def with_noise(session: Session, positions: slice) -> Block:
+    """A block behind 100 tokens, some of which the drafter's caches hold noise for."""
+    after(session, TEXT[:100])
+    for buffer in ("drafter.cache.k", "drafter.cache.v"):
+        overwrite(session, buffer, positions, np.random.default_rng(1))
+    return block(session, 9, 15)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_outside_of_the_window_nothing_is_seen(name: str, workshop: Workshop) -> None:
+    """Position 100 - d is at distance d from the anchor, and a window of W shows distances below W."""
+    session = workshop.session(name)
+    clean, first = with_noise(session, slice(0, 0)), 100 - (WINDOW - 1)
+    assert with_noise(session, slice(0, first)) == clean
+    seen = with_noise(session, slice(first, first + 1)).residual
+    assert np.any(seen != clean.residual, axis=1).all()  # row 0 saw it, and the others see row 0 in the second layer
+
+
+def test_causal_blocks_are_prefixes_of_wider_ones(workshop: Workshop) -> None:
+    """Of version 1 layers with a window; version 2 sees the whole block everywhere."""
+    for name in WINDOWED:
+        session = after(workshop.session(name), TEXT[:50])
+        wide = block(session, 9, 15).residual
+        for width in (1, 7, 14):
+            narrow = block(session, 9, width).residual
+            assert np.array_equal(narrow, wide[: width + 1]) is (name == "windowed-v1")
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("shift", [1, 37, 512])
+def test_only_distances_count(name: str, shift: int, workshop: Workshop) -> None:
+    """The same features further on, with nothing of what was before in any window, give the same block."""
+    near, far = after(workshop.session(name), TEXT[:64]), workshop.session(name)
+    for buffer in (b for b in near._plan.buffers if b.startswith("features.")):
+        write(far, buffer, read(near, buffer, "uint8"))
+    far.tokens = [0] * shift
+    run(far, "positions.64", "inject.64")
+    far.tokens += TEXT[:64]
+    for width in (1, 15):
+        a, b = block(near, 9, width), block(far, 9, width)
+        assert np.abs(a.residual - b.residual).max() <= 0.02 * np.abs(a.residual).max()
+        if shift == 1:
+            assert a.proposals == b.proposals
+
+
+@pytest.mark.parametrize("name", ["random", *WINDOWED])
+def test_blocks_of_the_reference(name: str, workshop: Workshop) -> None:
+    """On contexts shorter and longer than the window, within what activations that round otherwise to int8 make."""
+    check_reference(workshop, name, 0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["random", *WINDOWED])
+def test_float32_blocks_of_the_reference(name: str, float32_workshop: Workshop) -> None:
+    """Where nothing is rounded to int8."""
+    check_reference(float32_workshop, name, 1e-3)
+
+
+def check_reference(workshop: Workshop, name: str, tolerance: float) -> None:
+    options = workshop.options(name)
+    model = ReferenceModel(*read_model(options.model), np.float16, int8_activations)
+    assert options.drafter is not None
+    config, weights = read_drafter(options.drafter)
+    drafter = ReferenceDrafter(config, weights, model, np.float16, int8_activations)
+    session = workshop.session(name)
+    for length in (5, 40, 100):
+        drafter.inject(drafter.features(model.forward(TEXT[:length], 0)), 0)
+        after(session, TEXT[:length])
+        for width in (1, 7, 15):
+            expected = drafter.block_hidden(9, width + 1)
+            found = rms_norm(block(session, 9, width).residual, weights["output_norm.weight"].values, config.epsilon)
+            assert np.abs(found - expected).mean() <= tolerance * np.abs(expected).mean()
