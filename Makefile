@@ -7,8 +7,9 @@ OUT := build/pycode-3m.dflash
 .PHONY: demo test check install install-dev clean
 
 demo: install
-	$(BIN)/dflashc build recipes/pycode-3m/pycode-3m-q8_0.gguf --target cpu -o $(OUT)
-	$(BIN)/dflashc run $(OUT) -p "class Stack:" --temp 0 --max-tokens 96
+	$(BIN)/dflashc build recipes/pycode-3m/pycode-3m-q8_0.gguf --drafter recipes/pycode-3m/pycode-3m-dflash2-q8_0.gguf \
+		--target cpu -o $(OUT)
+	printf 'def read(self, size=-1):\n' | $(BIN)/dflashc run $(OUT) --raw -f - --temp 0.5 --seed 3 --max-tokens 110
 
 test: install-dev
 	$(BIN)/python -m pytest
