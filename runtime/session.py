@@ -7,7 +7,7 @@ templates or HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.device.base import Device, Replay
 from dflashc.runtime.device_sampling import refusal, sampling_words
 from dflashc.runtime.errors import RequestError
+from dflashc.runtime.rounds import round_programs
 from dflashc.runtime.sampling import SamplingParameters, sample
 from dflashc.runtime.width import WidthController
 
@@ -210,10 +211,11 @@ class Session:
 
     # A whole answer --------------------------------------------------------------------------------------------
 
-    def prefill(self, prompt: Sequence[int], head: str) -> int:
+    def prefill(self, prompt: Sequence[int], head: str, pause: Callable[[], None] = lambda: None) -> int:
         """Commit `prompt`, reusing the part the caches already hold, and run `head` over its last row.
 
-        Returns the number of tokens reused. The last token is always run, for its head.
+        Returns the number of tokens reused. The last token is always run, for its head. Between parts of the prompt
+        `pause` is called; it may raise to leave the rest.
         """
         if not prompt:
             raise RequestError("the prompt is empty; expected at least one token")
@@ -234,19 +236,22 @@ class Session:
             last = rows == rest
             self.decode(prompt[position : position + rows], head if last else None, rows - 1, 1)
             position += rows
+            pause()
         return shared
 
     def generate(self, prompt: Sequence[int], parameters: SamplingParameters, limit: int,
-                 stop: frozenset[int] = frozenset(), width: WidthController | None = None) -> Iterator[int]:
+                 stop: frozenset[int] = frozenset(), width: WidthController | None = None,
+                 pause: Callable[[], None] = lambda: None) -> Iterator[int]:
         """Yield tokens until one of `stop` (not yielded), `limit` tokens, or a full context.
 
-        `width` chooses how many tokens are drafted per round; plain decoding without one. `statistics` holds the
-        counters of the last call. The caches never hold more than what was yielded, wherever the consumer stops.
+        `width` chooses how many tokens are drafted per round; plain decoding without one. `pause` as in `prefill`.
+        `statistics` holds the counters of the last call. The caches never hold more than what was yielded, wherever
+        the consumer stops.
         """
         self.statistics = statistics = Statistics(prompt=len(prompt))
         head = self._choose_head(parameters)
         started = time.perf_counter()
-        statistics.cached = self.prefill(prompt, head)
+        statistics.cached = self.prefill(prompt, head, pause)
         if head == "logits":
             token = sample(self.logits(1)[0], self.tokens, len(self.tokens), parameters)
         else:
@@ -299,12 +304,8 @@ class Session:
         self._require_room(max(width + 1, self._block_rows if width else 0))
         self._set_length()
         self._set_anchor(anchor)
-        m = width + 1
-        block = self._block_rows or m
-        draft = [f"positions.{block}", f"draft.{block}", f"propose.{width}"] if width else []
-        positions = [] if width and block == m else [f"positions.{m}"]
-        self._replay(0, *draft, *positions, f"decode.{m}",
-                     *(f"{role}.{m}" for role in roles if role != "inject" or self.most_width)).run()
+        roles = tuple(role for role in roles if role != "inject" or self.most_width)
+        self._replay(0, *round_programs(width, self._block_rows, *roles)).run()
 
     def _commit(self, anchor: int, after: list[int], width: int) -> None:
         self.tokens += [anchor, *after[:-1]]
