@@ -15,7 +15,8 @@ from dflashc.runtime.session import Session
 from dflashc.runtime.tuning import Counts
 from dflashc.runtime.width import FixedWidth
 
-PARTS = ("rounds", "draft", "verify", "inject")
+_ROLES = {"draft": ("draft", "propose"), "verify": ("positions", "decode", "ids"), "inject": ("inject", "accept")}
+PARTS = ("rounds", *_ROLES)
 
 Heard = Callable[[str, int, int], None]
 """Is told what is measured, and how many of how many steps are done."""
@@ -94,18 +95,14 @@ def _samples(session: Session, seconds: float) -> dict[tuple[str, int], list[flo
 
 def _time(session: Session, part: str, width: int) -> float:
     """Seconds of a part of a round; of the whole, with all that a session does for it."""
-    depth, rows = len(session.tokens), width + 1
-    if part == "rounds":
-        started = time.perf_counter()
-        session.round(0, width)
-        seconds = time.perf_counter() - started
-        session.rewind(depth)
-        return seconds
-    if part == "draft":
-        return session.time(f"draft.{rows}", f"propose.{width}") if width else 0.0
-    if part == "verify":
-        return session.time(f"positions.{rows}", f"decode.{rows}", f"ids.{rows}")
-    return session.time(f"inject.{rows}", f"accept.{rows}")
+    if part in _ROLES:
+        return session.time(width, *_ROLES[part])
+    depth = len(session.tokens)
+    started = time.perf_counter()
+    session.round(0, width)
+    seconds = time.perf_counter() - started
+    session.rewind(depth)
+    return seconds
 
 
 def _quartile(times: Sequence[float], which: int) -> float:

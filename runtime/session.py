@@ -200,8 +200,15 @@ class Session:
                     self._device.upload(self._memories[name], noise[: buffer.size(depth) - offset], offset)
         self.tokens += [0] * depth
 
-    def time(self, *programs: str) -> float:
-        """Seconds of one run of `programs` at the present depth; nothing is committed."""
+    def time(self, width: int, *roles: str) -> float:
+        """Seconds of those programs of a greedy round that have one of `roles`, 0 where none does.
+
+        They run at the present depth, and nothing is committed.
+        """
+        round_ = round_programs(width, self._block_rows, "ids", "inject", "accept")
+        programs = [name for name in round_ if name.partition(".")[0] in roles]
+        if not programs:
+            return 0.0
         self._set_length(0)
         self._device_anchor = None
         replay = self._replay(0, *programs)
