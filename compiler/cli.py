@@ -12,11 +12,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from dflashc.runtime.errors import DflashError
+
+if TYPE_CHECKING:
+    from dflashc.compiler.pair import Overrides
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it."""
@@ -72,16 +75,35 @@ def cli(settings: Settings, debug: bool, verbose: bool) -> None:
     settings.debug, settings.verbose = debug, verbose
 
 
+def _pair_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option per field of `pair.Overrides`; their values are checked there."""
+    for option in (
+        click.option("--embedding-scale", type=float, help="Factor of the drafter's input embeddings [by the files]."),
+        click.option("--draft-rows", default="short", show_default=True,
+                     help="Rows of a draft: short, as many as are wanted, or full blocks."),
+        click.option("--draft-causal", default="auto", show_default=True,
+                     help="Causal layers: auto, none, swa (those with a window) or all."),
+        click.option("--taps-offset", type=int,
+                     help="Added to the drafter's target layers, to count from 0 [by the file]."),
+    ):
+        command = option(command)
+    return command
+
+
+def _overrides(options: dict[str, Any]) -> Overrides:
+    """What `_pair_options` read, taken out of `options`."""
+    from dflashc.compiler.pair import Overrides
+
+    return Overrides(**{field.name: options.pop(field.name) for field in fields(Overrides)})
+
+
 @cli.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--target", required=True, help="Device to build for; `dflashc targets` lists them.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context capacity in tokens [model's own].")
 @click.option("--drafter", type=click.Path(path_type=Path), help="GGUF file of a DFlash drafter for MODEL.")
-@click.option("--taps-offset", type=int, help="Added to the drafter's target layers, to count from 0 [by the file].")
-@click.option("--draft-causal", default="auto", show_default=True, help="Causal layers: auto, none, swa or all.")
-@click.option("--draft-rows", default="short", show_default=True, help="Rows of a draft: short, or full blocks.")
-@click.option("--embedding-scale", type=float, help="Factor of the drafter's input embeddings [by the files].")
+@_pair_options
 @click.option("--dump", type=click.Path(path_type=Path, file_okay=False), help="Write the IR after every pass there.")
 @click.option("--dry-run", is_flag=True, help="Stop before anything is compiled or written, and say what would be.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -90,11 +112,35 @@ def build(settings: Settings, as_json: bool, dry_run: bool, **options: Any) -> N
     """Compile the GGUF file MODEL to an artefact, with a drafter to one that speculates."""
     from dflashc.compiler import cli_build
     from dflashc.compiler.build import BuildOptions
-    from dflashc.compiler.pair import Overrides
 
-    options["overrides"] = Overrides(**{field.name: options.pop(field.name) for field in fields(Overrides)})
+    options["overrides"] = _overrides(options)
     options["context"] = options["context"] or 0
     (cli_build.dry_run if dry_run else cli_build.build)(BuildOptions(**options), as_json, settings.verbose)
+
+
+@cli.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("drafter", type=click.Path(path_type=Path))
+@_pair_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(target: Path, drafter: Path, as_json: bool, **options: Any) -> None:
+    """Say whether the GGUF files TARGET and DRAFTER belong together, and how the drafter is read. Builds nothing."""
+    from dflashc.compiler import cli_inspect
+
+    cli_inspect.check(target, drafter, _overrides(options), as_json)
+
+
+class _Width(click.ParamType):
+    """A number from 0, or "auto"."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int | str:
+        if value == "auto" or isinstance(value, int):
+            return value
+        if value.isascii() and value.isdigit():
+            return int(value)
+        self.fail(f"{value!r} is neither a number from 0 nor auto", parameter, context)
 
 
 def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -134,9 +180,10 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--stop", "stops", multiple=True, help="End before this text; may be given several times.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens to generate at most [until the model ends].")
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context in tokens [4096, or what is needed].")
-@click.option("--width", type=click.IntRange(min=0), help="Tokens to draft per round, of a pair; 0 drafts none.")
+@click.option("--width", type=_Width(), default="auto", show_default=True,
+              help="Tokens to draft per round, of a pair; 0 drafts none, auto as many as promise most speed.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [available cores].")
-@click.option("-q", "--quiet", is_flag=True, help="Print no statistics.")
+@click.option("-q", "--quiet", is_flag=True, help="Print neither statistics nor notes and warnings.")
 @click.pass_obj
 def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **options: Any) -> None:
     """Generate text with an ARTEFACT. Text goes to standard output, statistics to standard error."""
@@ -158,14 +205,33 @@ def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **
 
 
 @cli.command()
+@click.argument("artefact", type=click.Path(path_type=Path))
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [available cores].")
+@click.option("--ctx", "context", type=click.IntRange(min=1), help="Deepest context to time [artefact's].")
+@click.option("--seconds", type=click.FloatRange(min=0), default=5, show_default=True,
+              help="Time for each depth, and for each kind of text.")
+@click.option("--max-tokens", "tokens", type=click.IntRange(min=2), default=128, show_default=True,
+              help="Tokens to generate per prompt.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Picture to draw: .png, .svg or .pdf.")
+@click.option("--in-artefact", is_flag=True, help="Store the record in ARTEFACT instead of the user's cache.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tune(**options: Any) -> None:
+    """Measure a pair's ARTEFACT on this machine, so that `run --width auto` need not learn what rounds cost."""
+    from dflashc.compiler.cli_tune import TuneOptions
+    from dflashc.compiler.cli_tune import tune as tune_artefact
+
+    tune_artefact(TuneOptions(**options))
+
+
+@cli.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--ctx", "context", type=click.IntRange(min=1), help="Context to count memory for [artefact's].")
-@click.option("--plan", "program", is_flag=False, flag_value="", metavar="[PROGRAM]",
-              help="List the programs of an artefact, or the launches of one.")
+@click.option("--ctx", "context", type=click.IntRange(min=1), help="Tokens to count memory and K/V for [artefact's].")
+@click.option("--plan", "program", is_flag=False, flag_value="", metavar="[NAME]",
+              help="List the programs and rounds of an artefact, or the launches of one: decode.1, round.7.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(path: Path, **options: Any) -> None:
-    """Describe PATH: a GGUF model, supported or not, or an artefact."""
+    """Describe PATH: a GGUF model, supported or not, a drafter, or an artefact."""
     from dflashc.compiler import cli_inspect
 
     cli_inspect.inspect(path, **options)

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from dflashc.compiler.build import BuildOptions, lower
 from dflashc.compiler.build import build as build_artefact
-from dflashc.compiler.cli_inspect import memory_table, program_table, types_table
+from dflashc.compiler.cli_inspect import memory_table, types_table
 from dflashc.compiler.drafter import normalise
 from dflashc.compiler.gguf import open_gguf
 from dflashc.compiler.inspect import describe_artefact, describe_lowered
 from dflashc.compiler.models import read_model_config
 from dflashc.compiler.pair import check_pair
+from dflashc.compiler.plan_tables import program_table
 from dflashc.compiler.progress import BuildProgress
 from dflashc.compiler.tables import Table, pairs, show, size
 from dflashc.targets.registry import find_target
@@ -55,7 +56,7 @@ def dry_run(options: BuildOptions, as_json: bool, verbose: bool) -> None:
         return
     programs = described["programs"]
     show([types_table("Weights by format", described["types"]), memory_table(described["memory"], described["context"]),
-          program_table(programs if verbose else [p for p in programs if p["name"].endswith(".1")])])
+          program_table(programs)])
     _print_notes(described["notes"])
     print(f"{len(programs)} programs with {described['kernels']} kernels would be compiled, and nothing was written")
 

@@ -1,4 +1,4 @@
-"""`dflashc inspect`, `verify` and `targets`: descriptions as tables or JSON, checks as lines.
+"""`dflashc inspect`, `check`, `verify` and `targets`: descriptions as tables or JSON, checks as lines.
 
 Knows nothing of where the numbers come from.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflashc.compiler.plan_tables import launch_table, overview_tables, round_tables
 from dflashc.compiler.tables import Table, pairs, show, size
 from dflashc.runtime.artefact import check_machine, load_artefact, verify_hashes
 from dflashc.runtime.manifest import NAME
+
+if TYPE_CHECKING:
+    from dflashc.compiler.pair import Overrides
 
 ROLES = ("model", "drafter")
 """Of the sources of an artefact, in order."""
@@ -22,23 +26,45 @@ ROLES = ("model", "drafter")
 
 def inspect(path: Path, context: int | None, program: str | None, tensors: bool, as_json: bool) -> None:
     """Print what `path` is; `program` is None without --plan, and empty for a list of programs."""
-    from dflashc.compiler.inspect import describe_artefact, describe_gguf, describe_program
+    from dflashc.compiler.inspect import describe_artefact, describe_gguf
 
     is_artefact = path.is_dir() and ((path / NAME).exists() or not any(path.glob("*.gguf")))
     if not is_artefact and (program is not None or context is not None):
         raise click.UsageError(f"{path} is no artefact: --plan and --ctx need one (see also `build --dry-run`)")
     if program:
-        launches = describe_program(load_artefact(path).plan, program)
-        _print(launches, [launch_table(program, launches)], as_json)
+        _print_program(path, program, context, as_json)
         return
     described = describe_artefact(path, context) if is_artefact else describe_gguf(path)
     if program is not None:
-        tables = [program_table(described["programs"])]
+        tables = overview_tables(described["programs"], described["rounds"])
     elif tensors:
         tables = [tensor_table(described["tensors"])]
     else:
         tables = list(artefact_tables(described) if is_artefact else gguf_tables(described))
     _print(described, tables, as_json)
+
+
+def _print_program(path: Path, name: str, context: int | None, as_json: bool) -> None:
+    """The launches of a program or of a round."""
+    from dflashc.compiler.inspect_plan import describe_program, describe_round
+
+    artefact = load_artefact(path)
+    if not name.startswith("round."):
+        launches = describe_program(artefact.plan, name)
+        _print(launches, [launch_table(name, launches)], as_json)
+        return
+    described = describe_round(artefact, name, artefact.plan.max_context if context is None else context)
+    _print(described, list(round_tables(described)), as_json)
+
+
+def check(target: Path, drafter: Path, overrides: Overrides, as_json: bool) -> None:
+    """Print how a pair is read; raises `PairError` for one that does not fit."""
+    from dflashc.compiler import pair
+
+    report = pair.check(target, drafter, overrides)
+    _print(report.to_json(), [pairs("Pair", report.describe())], as_json)
+    if not as_json:
+        print("the pair fits" + (", with warnings" if report.warnings else ""))
 
 
 def targets(as_json: bool) -> None:
@@ -73,9 +99,12 @@ def _print(described: Any, tables: list[Table], as_json: bool) -> None:
 
 def gguf_tables(d: dict[str, Any]) -> Iterator[Table]:
     """A GGUF file, without its list of tensors."""
+    buildable = "with its target, as --drafter" if d["drafter"] else "yes"
     yield pairs("Model", [
         ("files", ", ".join(d["files"])), ("size", size(d["bytes"])), ("GGUF version", d["gguf_version"]),
-        ("architecture", d["architecture"]), ("can be built", d["unsupported"] or "yes")])
+        ("architecture", d["architecture"]), ("can be built", d["unsupported"] or buildable)])
+    if d["drafter"]:
+        yield pairs("Drafter", d["drafter"]["summary"])
     yield pairs("Metadata", [(key, _short(value)) for key, value in d["metadata"].items()])
     if d["config"]:
         yield _config(d["config"])
@@ -107,23 +136,6 @@ def memory_table(memory: dict[str, int], context: int) -> Table:
 def tensor_table(tensors: list[dict[str, Any]]) -> Table:
     return Table("Tensors", ("name", "type", ">shape", ">bytes"), [
         (t["name"], t["type"], " x ".join(map(str, t["shape"])), f"{t['bytes']:,}") for t in tensors])
-
-
-def program_table(programs: list[dict[str, Any]]) -> Table:
-    """One line per program."""
-    columns = ("name", ">launches", ">barriers", ">per layer", ">weights read", ">Mflop")
-    return Table("Programs", columns, [
-        (p["name"], str(p["launches"]), str(p["barriers"]),
-         "-".join(map(str, dict.fromkeys(p["launches_per_layer"]))), size(p["bytes_read"]), f"{p['flops'] / 1e6:,.1f}")
-        for p in programs])
-
-
-def launch_table(name: str, launches: list[dict[str, Any]]) -> Table:
-    """One line per launch of a program; n is the number of tokens in the caches."""
-    columns = (">", "operation", "kernel", "units", "waits", ">weights read", ">Mflop", "operands")
-    return Table(f"Launches of {name}", columns, [
-        (str(i), x["operation"], x["kernel"], x["units"], "yes" if x["barrier"] else "", size(x["bytes_read"]),
-         f"{x['flops'] / 1e6:,.2f}", ", ".join(x["operands"])) for i, x in enumerate(launches)])
 
 
 def target_table(targets: list[dict[str, Any]]) -> Table:

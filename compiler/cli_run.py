@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
+from dflashc.runtime import speculation, tuning
+from dflashc.runtime.choose_width import make_width
+from dflashc.runtime.costs import CostTable
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.generate import Generator, Model, Report, load
 from dflashc.runtime.processors import choose_threads
 from dflashc.runtime.sampling import SamplingParameters
+from dflashc.runtime.width import AutoWidth, Promise
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class RunOptions:
     stops: tuple[str, ...]
     max_tokens: int | None
     context: int | None
-    width: int | None
+    width: int | Literal["auto"]
     threads: int | None
     raw: bool
     parse_special: bool
@@ -57,9 +62,9 @@ def answer(options: RunOptions, prompt: str) -> bool:
     """
     with load(options.artefact, options.threads) as model:
         ids = _encode(model, options, prompt)
-        generator = _generator(model, options, len(ids) + (options.max_tokens or 0))
-        _, interrupted = _stream(model, generator, ids, options)
-        _print_statistics(generator, model, options)
+        answers = Answers(model, options, len(ids) + (options.max_tokens or 0))
+        _, interrupted = answers.stream(ids)
+        answers.report()
     return not interrupted
 
 
@@ -79,23 +84,85 @@ def chat(options: RunOptions) -> None:
     with load(options.artefact, options.threads) as model:
         if model.template is None:
             raise RequestError("this model has no chat template; use -p to have it continue a text")
-        generator = _generator(model, options, 0)
+        answers = Answers(model, options, 0)
         messages = _system(options)
         for line in _lines():
             turn = [*messages, {"role": "user", "content": line}]
             try:
-                text, _ = _stream(model, generator, model.encode(turn, enable_thinking=options.thinking), options)
+                text, _ = answers.stream(model.encode(turn, enable_thinking=options.thinking))
             except RequestError as error:
                 if not sys.stdin.isatty():
                     raise
                 print(f"dflashc: error: {error}", file=sys.stderr)  # the turn is dropped, the conversation goes on
                 continue
             messages = [*turn, {"role": "assistant", "content": text}]
-            _print_statistics(generator, model, options)
+            answers.report()
 
 
 def _system(options: RunOptions) -> list[dict[str, str]]:
     return [] if options.system is None else [{"role": "system", "content": options.system}]
+
+
+class Answers:
+    """Answers of one session: their text on standard output, and what is to be said of them on standard error."""
+
+    def __init__(self, model: Model, options: RunOptions, needed: int) -> None:
+        self._model, self._options = model, options
+        self._width, notes = make_width(model.artefact, model.device, options.width,
+                                        greedy=options.parameters.is_plain_argmax)
+        self._generator = _generator(model, options, needed)
+        self._said = speculation.OnceOnly()
+        if options.verbose:
+            _say(notes)
+
+    def stream(self, ids: list[int]) -> tuple[str, bool]:
+        """Print an answer as it comes; returns it, and whether Ctrl-C ended it."""
+        shown: list[str] = []
+        with _interrupts() as interrupted:
+
+            def pause() -> None:
+                if interrupted():
+                    raise _Interrupted
+
+            texts = self._generator.generate(ids, self._options.parameters, max_tokens=self._options.max_tokens,
+                                             stops=self._options.stops, width=self._width, pause=pause)
+            with suppress(_Interrupted), closing(texts):
+                for text in texts:
+                    shown.append(text)
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+                    pause()
+        print(flush=True)
+        return "".join(shown), interrupted()
+
+    def report(self) -> None:
+        """Say how the last answer went: figures, and notes and warnings that are new."""
+        report = self._generator.report
+        if report is None or self._options.quiet:
+            return
+        print(_statistics(report, self._model.load_seconds), file=sys.stderr)
+        if (summary := speculation.summary(report.statistics)) is not None:
+            print(f"[{summary}]", file=sys.stderr)
+        promises, plain_seconds = self._expected()
+        _say(f"note: {text}" for text in self._said.new(self._generator.session.notes))
+        _say(f"warning: {text}" for text in
+             self._said.new(speculation.warnings(report.statistics, promises, plain_seconds)))
+
+    def _expected(self) -> tuple[list[Promise], float | None]:
+        """What the controller promises here, and the seconds of a plain step, where they are known."""
+        depth = len(self._generator.session.tokens)
+        if isinstance(self._width, AutoWidth):
+            promises = self._width.promises(depth)
+            return promises, next((p.seconds for p in promises if p.width == 0), None)
+        record = None
+        if self._width is not None and self._options.parameters.is_plain_argmax:
+            record, _ = tuning.find(self._model.artefact, self._model.device)
+        return [], None if record is None else CostTable(record.depths, record.rounds).at(depth)[0]
+
+
+def _say(texts: Iterable[str]) -> None:
+    for text in texts:
+        print(f"dflashc: {text}", file=sys.stderr)
 
 
 def _generator(model: Model, options: RunOptions, needed: int) -> Generator:
@@ -131,26 +198,13 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _stream(model: Model, generator: Generator, ids: list[int], options: RunOptions) -> tuple[str, bool]:
-    """Print an answer as it comes; returns it, and whether Ctrl-C ended it."""
-    shown: list[str] = []
-    texts = generator.generate(ids, options.parameters, max_tokens=options.max_tokens, stops=options.stops,
-                               width=model.choose_width(options.width))
-    with _interrupts() as interrupted:
-        for text in texts:
-            shown.append(text)
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            if interrupted():
-                break
-    texts.close()
-    print(flush=True)
-    return "".join(shown), interrupted()
+class _Interrupted(Exception):
+    """The first Ctrl-C, when it is asked for."""
 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C a question that is asked between tokens, never in the midst of a step; the second ends."""
+    """Make the first Ctrl-C a question that is asked between steps, never in the midst of one; the second ends."""
     pressed: list[int] = []
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -165,15 +219,11 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _print_statistics(generator: Generator, model: Model, options: RunOptions) -> None:
-    if generator.report is not None and not options.quiet:
-        print(_statistics(generator.report, model.load_seconds), file=sys.stderr)
-
-
 def _statistics(report: Report, load_seconds: float) -> str:
     counts = report.statistics
+    prefill_speed = f", {report.prefill_speed:,.1f} tok/s" if report.prefill_speed else ""
     decode_speed = f", {report.decode_speed:,.1f} tok/s" if report.decoded else ""
     drafted = f", {counts.accepted} of {counts.drafted} drafted accepted" if counts.drafted else ""
-    return (f"[prompt {counts.prompt} tokens, {counts.cached} cached, {report.prefill_speed:,.1f} tok/s; "
+    return (f"[prompt {counts.prompt} tokens, {counts.cached} cached{prefill_speed}; "
             f"generated {counts.generated} tokens{decode_speed}{drafted}; "
             f"loaded in {load_seconds:.2f} s; finish: {report.finish}]")

@@ -1,40 +1,38 @@
-"""What a GGUF file, an artefact, a plan or a target is, as plain data for tables and JSON.
+"""What a GGUF file, an artefact or a target is, as plain data for tables and JSON.
 
-Reads headers and manifests alone; knows nothing of how they are shown.
+Reads headers and manifests alone; knows nothing of how they are shown. Plans are described in `inspect_plan`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dflashc.compiler.inspect_plan import describe_programs, describe_rounds
 from dflashc.runtime.artefact import load_artefact
-from dflashc.runtime.errors import BuildError, DflashError, GgufError, RequestError, TargetError
-from dflashc.runtime.plan import Launch, Operand, Plan, Program, Units
+from dflashc.runtime.errors import BuildError, DflashError, GgufError, PairError, RequestError, TargetError
 
 if TYPE_CHECKING:
     from dflashc.compiler.build import Lowered
+    from dflashc.compiler.gguf import GgufFile
 
 _SHORT_ARRAY = 16
-_LAYER = re.compile(r"blk\.\d+")
 
 
 def describe_gguf(path: Path) -> dict[str, Any]:
-    """Metadata, tensors and, where the architecture is supported, the configuration of a GGUF model.
+    """Metadata, tensors and, where it is supported, the configuration of a GGUF model or drafter.
 
     Raises `GgufError` only for what cannot be read at all: unknown architectures and tensor types are described too.
     """
     from dflashc.compiler.gguf import open_gguf
 
     with open_gguf(path) as gguf:
-        config, unsupported = _config(gguf)
+        config, drafter, unsupported = _config(gguf)
         return {
             "files": [str(p) for p in gguf.paths],
             "bytes": gguf.size,
@@ -42,6 +40,7 @@ def describe_gguf(path: Path) -> dict[str, Any]:
             "architecture": gguf.get_str("general.architecture", default=None),
             "unsupported": unsupported,
             "config": config,
+            "drafter": drafter,
             "metadata": {key: _value(gguf, key) for key in gguf.metadata},
             "types": _totals((t.type_name, math.prod(t.shape), t.nbytes) for t in gguf.tensors.values()),
             "tensors": [{"name": t.name, "type": t.type_name, "shape": list(t.shape), "bytes": t.nbytes}
@@ -72,6 +71,7 @@ def describe_artefact(path: Path, context: int | None = None) -> dict[str, Any]:
                     for w in manifest.weights],
         "files": {name: f.bytes for name, f in manifest.files.items()},
         "programs": describe_programs(plan),
+        "rounds": describe_rounds(artefact),
         "self_tests": len(manifest.self_test),
         "notes": list(manifest.notes),
     }
@@ -93,26 +93,6 @@ def describe_lowered(lowered: Lowered) -> dict[str, Any]:
         "programs": describe_programs(plan),
         "notes": lowered.notes,
     }
-
-
-def describe_programs(plan: Plan) -> list[dict[str, Any]]:
-    """One row per program: launches, barriers, launches per layer, weight bytes read, arithmetic operations."""
-    return [{
-        "name": name,
-        "launches": len(program.launches),
-        "barriers": sum(x.barrier for x in program.launches),
-        "launches_per_layer": _launches_per_layer(program),
-        "bytes_read": sum(x.bytes_read for x in program.launches),
-        "flops": sum(x.flops for x in program.launches),
-    } for name, program in plan.programs.items()]
-
-
-def describe_program(plan: Plan, name: str) -> list[dict[str, Any]]:
-    """The launches of a program, in order; raises `RequestError` for a program that the plan does not have."""
-    program = plan.programs.get(name)
-    if program is None:
-        raise RequestError(f"no program {name!r} in the plan; it has {', '.join(plan.programs)}")
-    return [_launch(x) for x in program.launches]
 
 
 def describe_targets() -> list[dict[str, Any]]:
@@ -139,14 +119,18 @@ def describe_targets() -> list[dict[str, Any]]:
     return described
 
 
-def _config(gguf: Any) -> tuple[dict[str, Any] | None, str | None]:
-    """The model's configuration, or why there is none."""
+def _config(gguf: GgufFile) -> tuple[dict[str, Any] | None, dict[str, Any] | None, str | None]:
+    """The model's configuration, or the drafter's with all that is told of it, or why there is neither."""
+    from dflashc.compiler.drafter import is_drafter, normalise
     from dflashc.compiler.models import read_model_config
 
     try:
-        return dataclasses.asdict(read_model_config(gguf)), None
-    except (BuildError, GgufError) as error:
-        return None, str(error)
+        if is_drafter(gguf.get_str("general.architecture")):
+            drafter = normalise(gguf)
+            return None, {**drafter.to_json(), "summary": drafter.describe()}, None
+        return dataclasses.asdict(read_model_config(gguf)), None, None
+    except (BuildError, GgufError, PairError) as error:
+        return None, None, str(error)
 
 
 def _value(gguf: Any, key: str) -> Any:
@@ -171,35 +155,6 @@ def _totals(tensors: Iterable[tuple[str, int, int]]) -> list[dict[str, Any]]:
         total[:] = total[0] + 1, total[1] + elements, total[2] + nbytes
     ordered = sorted(totals.items(), key=lambda item: -item[1][2])
     return [{"type": kind, "tensors": n, "elements": e, "bytes": b} for kind, (n, e, b) in ordered]
-
-
-def _launches_per_layer(program: Program) -> list[int]:
-    """Fewest and most launches from one layer's first to the next one's; operations of layer i begin with "blk.<i>"."""
-    first: dict[str, int] = {}
-    for index, launch in enumerate(program.launches):
-        if layer := _LAYER.match(launch.operation):
-            first.setdefault(layer[0], index)
-    counts = [end - start for start, end in pairwise([*first.values(), len(program.launches)])]
-    return [min(counts), max(counts)] if counts else []
-
-
-def _launch(launch: Launch) -> dict[str, Any]:
-    return {"operation": launch.operation, "kernel": launch.kernel, "units": _units(launch.units),
-            "grain": launch.grain, "barrier": launch.barrier, "bytes_read": launch.bytes_read, "flops": launch.flops,
-            "operands": [_operand(o) for o in launch.operands]}
-
-
-def _units(units: Units) -> str:
-    if not units.divisor:
-        return str(units.multiple)
-    length = f"(n + {units.addend})" if units.addend else "n"
-    return f"{units.multiple} * ceil({length} / {units.divisor})"
-
-
-def _operand(operand: Operand) -> str:
-    if operand.kind in ("weight", "buffer"):
-        return f"{operand.name} + {operand.value:.0f}" if operand.value else operand.name
-    return operand.kind if operand.kind == "context" else f"{operand.value:g}"
 
 
 def _refusal(check: Any) -> str:

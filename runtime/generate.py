@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +24,13 @@ from dflashc.runtime.processors import choose_threads
 from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.session import Session, Statistics
 from dflashc.runtime.tokenizer import Tokenizer
-from dflashc.runtime.width import FixedWidth, WidthController
+from dflashc.runtime.width import WidthController
 
 if TYPE_CHECKING:
     from dflashc.runtime.template import ChatTemplate
 
 CONTEXT_STEP = 256
 DEFAULT_CONTEXT = 4096
-DEFAULT_WIDTH = 4
-"""Proposals per round of a pair where the user asks for no number."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -98,19 +96,6 @@ class Model:
             raise RequestError(f"a context of {asked} tokens was asked for; expected at least 1")
         wanted = max(DEFAULT_CONTEXT, needed) if asked is None else asked
         return min(-(-wanted // CONTEXT_STEP) * CONTEXT_STEP, self.artefact.plan.max_context)
-
-    def choose_width(self, asked: int | None = None) -> WidthController | None:
-        """How many tokens to draft per round; None without a drafter.
-
-        Parameters
-        ----------
-        asked : a fixed number, 0 drafts none; None for `DEFAULT_WIDTH`, or the drafter's most where that is less.
-        """
-        most: int = self.artefact.manifest.drafter.get("width", 0)
-        if asked is not None and not 0 <= asked <= most:
-            limit = f"this drafter makes 0 to {most}" if most else "this artefact has no drafter"
-            raise RequestError(f"a width of {asked} drafted tokens was asked for; {limit}")
-        return FixedWidth(min(DEFAULT_WIDTH, most) if asked is None else asked) if most else None
 
     def generator(self, context: int) -> Generator:
         """A generator with a session of its own of `context` tokens."""
@@ -198,8 +183,8 @@ class Generator:
         self._tokenizer = tokenizer
 
     def generate(self, prompt: Sequence[int], parameters: SamplingParameters, *, max_tokens: int | None = None,
-                 stops: Sequence[str] = (), skip_special: bool = True,
-                 width: WidthController | None = None) -> abc.Generator[str, None, None]:
+                 stops: Sequence[str] = (), skip_special: bool = True, width: WidthController | None = None,
+                 pause: Callable[[], None] = lambda: None) -> abc.Generator[str, None, None]:
         """Yield the text that each token completes, which may be empty; closing the iterator cancels.
 
         Afterwards the session holds what was shown: tokens beyond, e.g. those of a stop string, are forgotten, and a
@@ -212,6 +197,7 @@ class Generator:
         stops : stop strings; neither they nor anything behind them is shown.
         skip_special : leave control tokens out of the text.
         width : how many tokens to draft per round; None generates plainly.
+        pause : called between parts of the prompt; it may raise to cancel.
         """
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"max_tokens is {max_tokens}, expected at least 1")
@@ -222,7 +208,8 @@ class Generator:
         finish, stop = "cancelled", None
         self.report = None
         try:
-            for token in self.session.generate(prompt, parameters, limit, self._tokenizer.end_of_generation_ids, width):
+            for token in self.session.generate(prompt, parameters, limit, self._tokenizer.end_of_generation_ids, width,
+                                               pause):
                 generated.append(token)
                 output = stream.push((token,))
                 shown += len(output.text)

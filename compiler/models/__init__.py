@@ -30,6 +30,10 @@ def architectures() -> list[str]:
 def _module(gguf: GgufFile) -> ModuleType:
     name = gguf.get_str("general.architecture")
     if name not in architectures():
+        from dflashc.compiler.drafter import is_drafter
+
+        if is_drafter(name):
+            raise BuildError(f"{gguf.paths[0]} is a drafter; give the model that it was made for, and it as --drafter")
         raise BuildError(f"architecture {name!r} is not supported; supported: {', '.join(architectures())}")
     return importlib.import_module(f"{__name__}.{name}")
 
