@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -96,8 +95,3 @@ class LearntCosts:
             rounds.append(seconds / median(self._factors))
             if len(rounds) == self._FIRST:
                 self._unmeasured.remove(width)
-
-
-def uniform(seconds: Sequence[float]) -> CostTable:
-    """Costs by width that do not depend on the depth."""
-    return CostTable((0,), (tuple(seconds),))

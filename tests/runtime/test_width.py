@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from dflashc.runtime.acceptance import Acceptance, expected_tokens
-from dflashc.runtime.costs import CostTable, LearntCosts, uniform
+from dflashc.runtime.costs import CostTable, LearntCosts
 from dflashc.runtime.width import AutoWidth, FixedWidth
 
 MOST = 15
@@ -23,6 +23,11 @@ KEPT = {
     "nothing": [0.0] * MOST, "little": [0.3] * MOST, "falling": [0.7, 0.65, 0.6, 0.5, 0.4, 0.4, 0.4] + [0.3] * 8,
     "much": [0.85] * MOST, "nearly all": [0.97] * MOST,
 }
+
+
+def uniform(seconds: Sequence[float]) -> CostTable:
+    """Costs by width that do not depend on the depth."""
+    return CostTable((0,), (tuple(seconds),))
 
 
 def tokens(kept: Sequence[float], width: int) -> float:
