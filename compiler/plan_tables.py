@@ -48,10 +48,10 @@ def round_tables(d: Description) -> Iterator[Table]:
     yield Table(f"Launches of {d['name']}, n = {d['depth']} tokens in the caches", columns, [
         (str(i), x["program"], x["operation"], x["kernel"], x["units"], "yes" if x["barrier"] else "",
          size(x["bytes_read"]), size(x["cache_bytes"]), _millions(x["flops"])) for i, x in enumerate(d["launches"])])
-    columns = ("phase", ">launches", ">barriers", ">weights read", ">K/V read", ">Mflop")
+    phase_columns = ("phase", ">launches", ">barriers", ">weights read", ">K/V read", ">Mflop")
     total = {key: sum(p[key] for p in d["phases"])
              for key in ("launches", "barriers", "bytes_read", "cache_bytes", "flops")}
-    yield Table("Phases", columns, [
+    yield Table("Phases", phase_columns, [
         (p["phase"], str(p["launches"]), str(p["barriers"]), size(p["bytes_read"]), size(p["cache_bytes"]),
          _millions(p["flops"])) for p in [*d["phases"], {"phase": "total", **total}]])
     layers = ((f"launches per {model} layer", f"{_span(counts['launches_per_layer'])}, with "

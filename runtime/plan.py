@@ -154,8 +154,8 @@ class Plan:
             for launch in program.launches:
                 for operand in launch.operands:
                     if operand.kind == "buffer":
-                        buffer = self.buffers.get(operand.name)
-                        if buffer is None or not 0 <= operand.offset(self.max_context) <= buffer.size(self.max_context):
+                        named = self.buffers.get(operand.name)
+                        if named is None or not 0 <= operand.offset(self.max_context) <= named.size(self.max_context):
                             raise ArtefactError(f"the plan is damaged: program {name} names buffer {operand.name!r} "
                                                 f"at {operand.value}, which does not exist: build again")
 
