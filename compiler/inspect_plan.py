@@ -157,10 +157,13 @@ def _matrices(launch: Launch, weights: Sequence[Weight], places: Mapping[str, in
 
 
 def _cache_bytes(launch: Launch, artefact: Artefact, depth: int) -> int:
-    """Bytes of K and V that a launch reads at `depth`: those of its layer, if its units grow with the depth."""
+    """Bytes of K and V that a launch of a round reads at `depth`.
+
+    A launch of a layer that names caches is its attention; the injection, which writes, is of no single layer.
+    """
     layer = _LAYER.match(launch.operation)
     caches = any(o.kind == "buffer" and artefact.plan.buffers[o.name].role == "cache" for o in launch.operands)
-    if layer is None or not caches or not launch.units.divisor:
+    if layer is None or not caches:
         return 0
     return _layer_cache_bytes(_configs(artefact.manifest)["drafter" if layer[1] else "target"], int(layer[2]), depth)
 

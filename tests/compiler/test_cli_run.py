@@ -12,16 +12,18 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dflashc.runtime.generate import load
 from dflashc.runtime.sampling import SamplingParameters
+from dflashc.runtime.session import Session
 from tests.compiler.command import COMMAND, Here, beside
 
 PROMPT = "def main():\n"
 STATISTICS = re.compile(
-    r"\[prompt (\d+) tokens, (\d+) cached, [\d,.]+ tok/s; generated (\d+) tokens(?:, [\d,.]+ tok/s)?"
+    r"\[prompt (\d+) tokens, (\d+) cached(?:, [\d,.]+ tok/s)?; generated (\d+) tokens(?:, [\d,.]+ tok/s)?"
     r"(?:, \d+ of \d+ drafted accepted)?; "
     r"loaded in [\d.]+ s; finish: (\w+)\]")
 
@@ -161,7 +163,38 @@ def test_a_drafter_changes_the_speed_and_not_the_text(dflashc: Here, pycode_pair
         drafted = dflashc(*options, *width)
         assert drafted.out == plain.out
         assert re.search(r"tok/s, [1-9]\d* of \d+ drafted accepted;", drafted.err)
+        assert re.search(r"^\[speculation: \d+ tokens in \d+ rounds, .* per position\]$", drafted.err, re.MULTILINE)
     assert "this drafter makes 0 to 15" in dflashc.error(2, *options, "--width", 16)
+
+
+@pytest.mark.slow
+def test_tokens_that_the_host_draws_are_noted_once(pycode_pair_artefact: Path) -> None:
+    result = beside("run", pycode_pair_artefact, "--chat", "--top-k", 0, "--seed", 1, "--max-tokens", 4,
+                    stdin="first\nsecond\n")
+    assert len(counts(result.err)) == 2
+    assert len(re.findall(r"^dflashc: note: .*top-k 0", result.err, re.MULTILINE)) == 1
+
+
+@pytest.mark.slow
+def test_drafts_that_are_hardly_ever_accepted_are_warned_of(dflashc: Here, pycode_pair_artefact: Path) -> None:
+    """Nothing foresees what is drawn at such a temperature; an answer may end before that is sure, then again."""
+    options = ["run", pycode_pair_artefact, "--raw", "-p", PROMPT, "--temp", 100, "--top-p", 1, "--min-p", 0,
+               "--max-tokens", 60, "--width", 2, "--seed"]
+    warning = "dflashc: warning: hardly any draft is accepted"
+    seed = next(seed for seed in range(20) if warning in dflashc(*options, seed).err)
+    assert dflashc(*options, seed, "--quiet").err == ""
+
+
+@pytest.mark.slow
+def test_verbose_says_where_the_width_comes_from(dflashc: Here, pycode_pair_artefact: Path, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = ["-v", "run", pycode_pair_artefact, "-p", "x", "--temp", 0, "--max-tokens", 2]
+    assert "never tuned on this machine; see `dflashc tune`" in dflashc(*options).err
+    tuned = dflashc("tune", pycode_pair_artefact, "--ctx", 256, "--seconds", 0, "--max-tokens", 8)
+    assert tuned.code == 0, tuned.err
+    assert f"by the tuning record {tmp_path}" in dflashc(*options).err
+    assert "draft width" not in dflashc(*options, "--width", 2).err
 
 
 # conversations
@@ -215,6 +248,20 @@ def test_an_interrupt_ends_the_answer_with_its_statistics(pycode_artefact: Path)
     assert first
     assert counts(err.decode())[0][3] == "cancelled"
     assert b"Traceback" not in err
+
+
+def test_an_interrupt_is_heard_between_parts_of_a_prompt(dflashc: Here, pycode_artefact: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = Session.decode
+
+    def decode_while_somebody_types(session: Session, *arguments: Any) -> None:
+        decode(session, *arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Session, "decode", decode_while_somebody_types)
+    result = dflashc("run", pycode_artefact, "--raw", "-p", "x = 1\n" * 150)
+    assert (result.code, result.out) == (130, "\n")
+    assert [(generated, finish) for _, _, generated, finish in counts(result.err)] == [("0", "cancelled")]
 
 
 def read_until(terminal: int, pattern: bytes) -> bytes:

@@ -211,11 +211,26 @@ def test_choice_of_the_context(tokenizer: Tokenizer, asked: int | None, needed: 
     assert model_of(tokenizer).choose_context(asked, needed) == context
 
 
-def test_without_drafter_nothing_is_drafted(tokenizer: Tokenizer) -> None:
-    assert model_of(tokenizer).choose_width() is None
-    assert model_of(tokenizer).choose_width(0) is None
-    with pytest.raises(RequestError, match="no drafter"):
-        model_of(tokenizer).choose_width(3)
+def test_between_parts_of_a_prompt_it_can_be_left(tokenizer: Tokenizer) -> None:
+    """The parts that were run are in the caches and are not run again."""
+
+    class Enough(Exception):
+        pass
+
+    def leave() -> None:
+        if len(generator.session.tokens) >= 8:
+            raise Enough
+
+    ids = letters(tokenizer, "a prompt of more than a part")
+    generator = Generator(scripted_session(lambda tokens: END, tokenizer.vocab_size), tokenizer)
+    with pytest.raises(Enough):
+        list(generator.generate(ids, GREEDY, pause=leave))
+    report = generator.report
+    assert report is not None
+    assert (report.finish, report.statistics.generated) == ("cancelled", 0)
+    assert generator.session.tokens == ids[:8]
+    list(generator.generate(ids, GREEDY))
+    assert generator.session.statistics.cached == 8
 
 
 def test_threads_are_those_of_the_process(tmp_path: Path) -> None:
