@@ -21,10 +21,10 @@ GREEDY = SamplingParameters(temperature=0.0)
 VERIFY = 16  # rows of the largest program that gives the logits of all its rows
 
 
-def build_artefact(model: Path, folder: Path, context: int = 1024) -> Path:
-    """An artefact for the best level of this CPU."""
+def build_artefact(model: Path, folder: Path, context: int = 1024, target: str = "cpu") -> Path:
+    """An artefact, by default for the best level of this CPU."""
     output = folder / f"{model.stem}.dflash"
-    build(BuildOptions(model, "cpu", output, context=context))
+    build(BuildOptions(model, target, output, context=context))
     return output
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dflashc.runtime.tokenizer import Tokenizer
-from tests.proof.golden import Found, Golden, along_forced, along_greedy
-from tests.proof.running import greedy, logits_along, session_of
+from tests.proof.comparing import Found, Golden, along_forced, along_greedy, errors
+from tests.proof.running import greedy, session_of
 from tests.reference.config import read_model
 from tests.reference.transformer import ReferenceModel, int8_activations
 
@@ -105,10 +105,6 @@ def test_logits_of_the_reference(quantisation: str, fixture: str, equal: float, 
     config, weights = read_model(pycode_model.with_name(f"pycode-3m-{quantisation}.gguf"))
     reference = ReferenceModel(config, weights, np.float16, int8_activations)
     with session_of(request.getfixturevalue(fixture)) as session:
-
-        def error(tokens: list[int]) -> float:
-            expected = reference.forward(tokens, 0).logits
-            return float(np.abs(logits_along(session, tokens) - expected).max() / np.abs(expected).max())
-
-        assert np.median([error(ids[start : start + 3]) for start in range(0, len(ids), 3)]) <= equal
-        assert error(ids) <= close
+        whole, pieces = errors(session, reference, ids)
+    assert np.median(pieces) <= equal
+    assert whole <= close

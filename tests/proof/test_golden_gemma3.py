@@ -17,7 +17,7 @@ import pytest
 
 from dflashc.runtime.session import Session
 from dflashc.runtime.tokenizer import Tokenizer
-from tests.proof.golden import Found, Golden, along_forced, along_greedy, recorded
+from tests.proof.comparing import Found, Golden, along_forced, along_greedy, recorded
 from tests.proof.running import build_artefact, greedy, session_of
 from tests.realmodel import SHA256, gemma3_path
 

@@ -1,8 +1,9 @@
-"""What llama.cpp said about a model (tests/data/golden-*.json), and how far an artefact is from it."""
+"""How far an artefact is from what others say: llama.cpp (tests/data/golden-*.json) and the reference models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from dflashc.runtime.session import Session
 from tests.proof.running import logits_along
 from tests.reference.functions import log_softmax
+from tests.reference.transformer import ReferenceModel
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -99,3 +101,15 @@ def along_greedy(session: Session, golden: Golden) -> list[list[Step]]:
         runs.append([Step(best[1] - second[1], int(token) == best[0])
                      for token, (best, second) in zip(chosen, run["steps"], strict=True)])
     return runs
+
+
+def error(session: Session, reference: ReferenceModel, ids: Sequence[int]) -> float:
+    """The largest error of a logit along a text, relative to the largest logit; one token at a time."""
+    expected = reference.forward(ids, 0).logits
+    return float(np.abs(logits_along(session, ids, rows=1) - expected).max() / np.abs(expected).max())
+
+
+def errors(session: Session, reference: ReferenceModel, ids: Sequence[int]) -> tuple[float, list[float]]:
+    """`error` along the whole text, and along its pieces of three tokens, each on its own."""
+    pieces = [ids[start : start + 3] for start in range(0, len(ids) - 2, 3)]
+    return error(session, reference, ids), [error(session, reference, piece) for piece in pieces]
