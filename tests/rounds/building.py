@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -19,6 +18,7 @@ from dflashc.targets.cpu.compile import compile_library
 from dflashc.targets.cpu.target import CpuTarget
 from dflashc.targets.cpu.traits import best_level, host_features
 from tests.proof.running import device_of
+from tests.rounds.files import Files
 
 CONTEXT = 1024
 
@@ -29,13 +29,13 @@ class Workshop:
     Parameters
     ----------
     files : mapping
-        Per name, a target, or a target and a drafter.
+        What to build, by name.
     """
 
-    def __init__(self, files: Mapping[str, tuple[Path, ...]], folder: Path) -> None:
+    def __init__(self, files: Mapping[str, Files], folder: Path) -> None:
         self._options = {
-            name: BuildOptions(model, "cpu", folder / f"{name}.dflash", *drafter, context=CONTEXT)
-            for name, (model, *drafter) in files.items()}
+            name: BuildOptions(f.model, "cpu", folder / f"{name}.dflash", f.drafter, f.overrides, CONTEXT)
+            for name, f in files.items()}
         self._library = folder / "kernels.so"
         self._requests: dict[str, Any] = {}
         self._devices: dict[str, CpuDevice] = {}
@@ -60,8 +60,9 @@ class Workshop:
             self._devices[name] = self._opened.enter_context(device_of(self.artefact(name)))
         return Session(load_artefact(self.artefact(name)), self._devices[name], context)
 
-    def options(self, name: str, **changes: Any) -> BuildOptions:
-        return dataclasses.replace(self._options[name], **changes)
+    def options(self, name: str) -> BuildOptions:
+        """What is built under a name."""
+        return self._options[name]
 
     def close(self) -> None:
         self._opened.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dflashc.compiler.pair import Overrides
 from dflashc.recipes.counting import successor, write_counting_drafter, write_counting_target
 from dflashc.recipes.drafter import DrafterShape, drafter_body, drafter_tensors, write_drafter, write_drafter_of
 from dflashc.recipes.target import TargetShape, write_target
@@ -14,6 +15,15 @@ WINDOW = 24
 _TARGET = TargetShape("qwen3", 3, 128, 4, 2, 64, 128, 300, context_length=4096)
 _TAPS = (0, 1)
 _SMALL = ("attn_conv_proj", "ffn_conv_proj", "selector_predecessor", "selector_successor", "selector_hidden")
+
+
+@dataclass(frozen=True)
+class Files:
+    """A target, or a target and a drafter with what is stated about the two."""
+
+    model: Path
+    drafter: Path | None = None
+    overrides: Overrides = field(default_factory=Overrides)
 
 
 def _formats(default: str, version: int) -> Formats:
@@ -29,7 +39,7 @@ def counted(first: int, count: int) -> list[int]:
     return tokens
 
 
-def counting_pairs(folder: Path, default: str) -> dict[str, tuple[Path, ...]]:
+def counting_pairs(folder: Path, default: str) -> dict[str, Files]:
     """A target that counts, with drafters that are always right, in both versions, and one that never is."""
     target = folder / "counting.gguf"
     write_counting_target(target, Formats(default))
@@ -37,10 +47,10 @@ def counting_pairs(folder: Path, default: str) -> dict[str, tuple[Path, ...]]:
     write_counting_drafter(drafters["oracle-v1"], target, _formats(default, 1), "oracle", 1)
     write_counting_drafter(drafters["oracle-v2"], target, _formats(default, 2), "oracle", 2, own_tables=True)
     write_counting_drafter(drafters["blind"], target, _formats(default, 1), "blind", 1)
-    return {"counting": (target,)} | {name: (target, path) for name, path in drafters.items()}
+    return {"counting": Files(target)} | {name: Files(target, path) for name, path in drafters.items()}
 
 
-def random_pairs(folder: Path, default: str) -> dict[str, tuple[Path, ...]]:
+def random_pairs(folder: Path, default: str) -> dict[str, Files]:
     """A random target with random drafters: both versions with a window in every layer, version 1 without, and the
     same weights in version 2 with convolutions that change nothing and a selector without a say."""
     target = folder / "random.gguf"
@@ -49,21 +59,22 @@ def random_pairs(folder: Path, default: str) -> dict[str, tuple[Path, ...]]:
     shapes = {"random": full, **{
         f"windowed-v{version}": replace(full, sliding_window=WINDOW, full_layers=0, version=version)
         for version in (1, 2)}}
-    pairs: dict[str, tuple[Path, ...]] = {"random-alone": (target,)}
+    drafters = {name: folder / f"{name}-drafter.gguf" for name in (*shapes, "identity")}
     for name, shape in shapes.items():
-        pairs[name] = (target, folder / f"{name}-drafter.gguf")
-        write_drafter(pairs[name][1], target, shape, _formats(default, shape.version))
-    pairs["identity"] = (target, folder / "identity-drafter.gguf")
+        write_drafter(drafters[name], target, shape, _formats(default, shape.version))
     shape = replace(full, version=2)
     silent = ("conv_base", "conv_proj", "selector_predecessor", "selector_successor")
     tensors = [replace(t, deviation=0.0) if t.role.endswith(silent) else t for t in drafter_tensors(shape)]
-    write_drafter_of(pairs["identity"][1], target, shape, tensors, _formats(default, 2))
-    return pairs
+    write_drafter_of(drafters["identity"], target, shape, tensors, _formats(default, 2))
+    return {"random-alone": Files(target)} | {name: Files(target, path) for name, path in drafters.items()}
 
 
-def pycode_pairs(folder: Path, quantisation: str) -> dict[str, tuple[Path, ...]]:
-    """The shipped model with its drafters."""
+def pycode_pairs(folder: Path, quantisation: str) -> dict[str, Files]:
+    """The shipped model with its drafters, whose blocks are as short as a round needs or always whole."""
     target = folder / f"pycode-3m-{quantisation}.gguf"
-    drafters = {f"pycode-v{version}": target.with_name(f"pycode-3m-{kind}-{quantisation}.gguf")
-                for version, kind in ((1, "dflash"), (2, "dflash2"))}
-    return {"pycode": (target,)} | {name: (target, path) for name, path in drafters.items()}
+    pairs = {"pycode": Files(target)}
+    for version, kind in ((1, "dflash"), (2, "dflash2")):
+        drafter = target.with_name(f"pycode-3m-{kind}-{quantisation}.gguf")
+        pairs[f"pycode-v{version}"] = Files(target, drafter)
+        pairs[f"pycode-v{version}-whole"] = Files(target, drafter, Overrides(draft_rows="full"))
+    return pairs

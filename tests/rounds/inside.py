@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflashc.runtime.rounds import round_programs
 from dflashc.runtime.session import Session
 from dflashc.targets.cpu.traits import best_level, host_features
 
@@ -71,7 +72,7 @@ def same_committed(a: Session, b: Session) -> bool:
 
 @dataclass(frozen=True)
 class Block:
-    """What a drafter made of a block: the proposals, and its residual stream (rows, hidden), float32."""
+    """What a drafter made of a block: the proposals, and the residual stream of its rows up to them, float32."""
 
     proposals: list[int]
     residual: np.ndarray
@@ -83,9 +84,9 @@ class Block:
 
 def block(session: Session, anchor: int, width: int) -> Block:
     """Draft behind the committed tokens, and nothing more."""
-    session._device_anchor = -1
+    session._device_anchor = None
     session._set_anchor(anchor)
-    run(session, f"positions.{width + 1}", f"draft.{width + 1}", f"propose.{width}")
+    run(session, *round_programs(width, session._block_rows)[:3])
     residual = read(session, "drafter.residual", "float32").reshape(16, -1)[: width + 1]
     return Block(read(session, "tokens", "int32")[1 : width + 1].tolist(), residual)
 

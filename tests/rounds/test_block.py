@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from dflashc.runtime.session import Session
-from tests.reference.config import read_drafter, read_model
-from tests.reference.dflash import ReferenceDrafter
-from tests.reference.functions import rms_norm
-from tests.reference.transformer import ReferenceModel, int8_activations
 from tests.rounds.building import Workshop
 from tests.rounds.files import WINDOW
 from tests.rounds.inside import Block, block, overwrite, read, run, write
+from tests.rounds.reference import check_blocks
 from tests.rounds.running import WIDTHS
 
 TEXT = np.random.default_rng(6).integers(0, 300, 200).tolist()
@@ -79,30 +76,24 @@ def test_only_distances_count(name: str, shift: int, workshop: Workshop) -> None
             assert a.proposals == b.proposals
 
 
+@pytest.mark.parametrize("name", ["pycode-v1", "pycode-v2"])
+def test_whole_blocks_propose_the_first_rows_of_the_widest(name: str, workshop: Workshop) -> None:
+    whole, short = after(workshop.session(f"{name}-whole"), TEXT[:50]), after(workshop.session(name), TEXT[:50])
+    widest = block(short, 9, 15)
+    for width in WIDTHS[1:]:
+        narrow = block(whole, 9, width)
+        assert narrow.proposals == widest.proposals[:width]
+        assert np.array_equal(narrow.residual, widest.residual[: width + 1])
+
+
 @pytest.mark.parametrize("name", ["random", *WINDOWED])
 def test_blocks_of_the_reference(name: str, workshop: Workshop) -> None:
     """On contexts shorter and longer than the window, within what activations that round otherwise to int8 make."""
-    check_reference(workshop, name, 0.04)
+    check_blocks(workshop, name, 0.04)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["random", *WINDOWED])
 def test_float32_blocks_of_the_reference(name: str, float32_workshop: Workshop) -> None:
     """Where nothing is rounded to int8."""
-    check_reference(float32_workshop, name, 1e-3)
-
-
-def check_reference(workshop: Workshop, name: str, tolerance: float) -> None:
-    options = workshop.options(name)
-    model = ReferenceModel(*read_model(options.model), np.float16, int8_activations)
-    assert options.drafter is not None
-    config, weights = read_drafter(options.drafter)
-    drafter = ReferenceDrafter(config, weights, model, np.float16, int8_activations)
-    session = workshop.session(name)
-    for length in (5, 40, 100):
-        drafter.inject(drafter.features(model.forward(TEXT[:length], 0)), 0)
-        after(session, TEXT[:length])
-        for width in (1, 7, 15):
-            expected = drafter.block_hidden(9, width + 1)
-            found = rms_norm(block(session, 9, width).residual, weights["output_norm.weight"].values, config.epsilon)
-            assert np.abs(found - expected).mean() <= tolerance * np.abs(expected).mean()
+    check_blocks(float32_workshop, name, 1e-3)

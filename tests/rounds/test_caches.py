@@ -36,7 +36,7 @@ def test_chunks_leave_the_same_bits(name: str, workshop: Workshop) -> None:
         assert same_committed(commit(workshop.session(name), TEXT, chunks), expected)
 
 
-@pytest.mark.parametrize("name", [*PAIRS, "oracle-v2"])
+@pytest.mark.parametrize("name", [*PAIRS, "pycode-v1-whole", "oracle-v2"])
 def test_rounds_leave_the_bits_of_plain_decoding(name: str, workshop: Workshop) -> None:
     """Whatever was rejected in between; and the next block is that of a session that only ever saw these tokens."""
     prompt = counted(30, 20) if name.startswith("oracle") else TEXT[:50]

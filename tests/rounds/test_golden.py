@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dflashc.runtime.tokenizer import Tokenizer
-from tests.proof.golden import recorded
+from tests.proof.comparing import recorded
 from tests.rounds.building import Workshop
 from tests.rounds.running import afresh
 

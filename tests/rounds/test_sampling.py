@@ -10,7 +10,7 @@ import pytest
 from dflashc.runtime.sampling import SamplingParameters, probabilities
 from dflashc.runtime.session import Session
 from dflashc.runtime.width import FixedWidth
-from tests.proof.golden import recorded
+from tests.proof.comparing import recorded
 from tests.proof.running import logits_along
 from tests.rounds.building import Workshop
 from tests.rounds.inside import traffic

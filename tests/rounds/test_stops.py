@@ -65,7 +65,7 @@ def test_a_budget_ends_in_the_middle_of_a_round(name: str, width: int, workshop:
 
 
 @pytest.mark.parametrize("width", [0, 1, 7, 15])
-@pytest.mark.parametrize("name", ["oracle-v1", "pycode-v2"])
+@pytest.mark.parametrize("name", ["oracle-v1", "pycode-v2", "pycode-v2-whole"])
 @pytest.mark.parametrize("room", [0, 1, 2, 15, 16, 17, 40])
 def test_a_context_fills_up_in_the_middle_of_a_round(name: str, width: int, room: int, workshop: Workshop) -> None:
     """As many tokens as fit, and one that needs no place, as with the larger context."""
