@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,3 +200,26 @@ def test_memory_does_not_grow_with_sessions(pycode_artefact: Path, device: CpuDe
     run(10)
     gc.collect()
     assert resident_bytes() - before < caches  # of one session; ten were filled
+
+
+def test_sessions_may_go_while_workers_are_late(pycode_artefact: Path) -> None:
+    """More threads than cores, so that some still walk the launches of a run when its session is gone."""
+    artefact = load_artefact(pycode_artefact)
+    with device_of(pycode_artefact, threads=8) as device:
+        expected = greedy(Session(artefact, device, 256), TEXT[:3], 3)
+        for _ in range(100):
+            assert greedy(Session(artefact, device, 256), TEXT[:3], 3) == expected
+
+
+def test_nothing_need_be_closed_at_exit(pycode_artefact: Path) -> None:
+    script = f"""
+from pathlib import Path
+from dflashc.runtime.artefact import load_artefact
+from dflashc.runtime.device.cpu import CpuDevice
+from dflashc.runtime.session import Session
+artefact = load_artefact(Path({str(pycode_artefact)!r}))
+session = Session(artefact, CpuDevice(artefact.kernels, 2), 256)
+session.prefill([1, 2, 3], "ids")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
