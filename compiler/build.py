@@ -162,7 +162,7 @@ def lower(options: BuildOptions) -> Lowered:
 def _read_drafter(options: BuildOptions, gguf: GgufFile,
                   config: ModelConfig) -> tuple[PairReport, GgufFile, dict[str, GgufTensor], tvm.IRModule]:
     """The checked pair, the drafter's file, its tensors under their parameter names, and its graph."""
-    from dflashc.compiler.drafter.graph import PREFIX, drafter_module
+    from dflashc.compiler.drafter.graph import INJECTED, PREFIX, drafter_module
 
     assert options.drafter is not None
     file = open_gguf(options.drafter)
@@ -172,7 +172,8 @@ def _read_drafter(options: BuildOptions, gguf: GgufFile,
         raise PairError(f"{options.drafter}: the drafter has attention biases, which no target can inject yet; "
                         "use another drafter")
     graph = drafter_module(report.config, drafter.tensors, gguf.tensors)
-    return report, file, {PREFIX + name: tensor for name, tensor in drafter.tensors.items()}, graph
+    tensors = {prefix + name: tensor for prefix in (PREFIX, INJECTED) for name, tensor in drafter.tensors.items()}
+    return report, file, tensors, graph
 
 
 def _drafter(pair: PairReport | None) -> dict[str, Any]:

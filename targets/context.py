@@ -110,7 +110,7 @@ class ProgramContext:
 
     def keep_adjacent(self, names: list[str]) -> None:
         """Ask for these weights to be stored one behind the other, in this order."""
-        if names not in self.adjacent:
+        if len(names) > 1 and names not in self.adjacent:
             self.adjacent.append(names)
 
     def share(self, buffer: Buffer) -> Operand:

@@ -7,6 +7,7 @@ DFlash2 adds local convolutions around each sublayer and the candidate selector.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import tvm
@@ -22,6 +23,10 @@ from dflashc.runtime.errors import PairError
 
 PREFIX = "drafter."
 """In front of the names of the drafter's weights and caches, beside those of the target."""
+
+INJECTED = f"{PREFIX}inject."
+"""In front of K and V projections where the injection reads them: all layers side by side, in a copy of their own, for
+the block wants each layer's beside its Q."""
 
 
 def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
@@ -73,6 +78,7 @@ def _inject(g: Graph, drafter: DrafterConfig) -> relax.Function:
     """K and V of every layer from the fused features; the layers themselves never run over the context (section 3)."""
     c = g.config
     width = drafter.target_hidden * len(drafter.taps)
+    projections = dataclasses.replace(g, prefix=INJECTED)  # the same function, other parameters
 
     def body() -> Expr:
         features = g.input("features", (g.rows, width), "float32")
@@ -81,7 +87,7 @@ def _inject(g: Graph, drafter: DrafterConfig) -> relax.Function:
         writes = []
         for layer in range(c.layers):
             k, v = (g.emit(relax.op.reshape(
-                g.linear(context, f"blk.{layer}.attn_{which}", c.kv_heads * c.head_size, c.hidden),
+                projections.linear(context, f"blk.{layer}.attn_{which}", c.kv_heads * c.head_size, c.hidden),
                 (g.rows, c.kv_heads, c.head_size))) for which in "kv")
             k = g.emit(op.rope(g.norm(k, f"blk.{layer}.attn_k_norm"), table, c.ropes[0].pairing))
             writes.append(g.emit(op.cache_write(k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state)))

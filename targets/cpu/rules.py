@@ -71,22 +71,28 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         _quantise(c, c.operand(x), op.scalar(form), flatten(c.result(var)), int(op.shape(x)[1]))
 
     def linear_group(c: ProgramContext, var: Expr, call: Expr) -> None:
-        xs, weights, biases, forms_text = op.operands(call)
+        """One launch for neighbours of one block format, whose row groups then lie one behind the other."""
+        xs, *groups, forms_text = op.operands(call)
+        weights, biases = map(list, groups)
         inputs = dict(zip(op.scalar(forms_text).split(","), xs, strict=True))
         (output,) = flatten(c.result(var))
-        leading, column = sum(c.weight(w).rows for w in weights), 0
-        for index, w in enumerate(weights):
-            weight = c.weight(w)
-            rows = kernel_rows(c.rows)
-            units = math.ceil(weight.rows / lanes)
-            bias = [c.operand(biases[index])] if len(biases) else []
-            c.launch(request(matmul.matmul, weight.format, rows, "store_bias" if bias else "store"), weight.name,
-                     Units(units),
-                     [*c.operands(inputs[weight.form]), c.operand(w), *bias, output, *rows_scalar(rows, c.rows),
-                      weight.columns, weight.rows, leading, column],
-                     grain=_GRAIN, barrier=index == len(weights) - 1,
-                     bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
-            column += weight.rows
+        rows = kernel_rows(c.rows)
+        leading, column, first = sum(c.weight(w).rows for w in weights), 0, 0
+        while first < len(weights):
+            run = _run_of_one_format(c, weights[first:], lanes)
+            packed = [c.weight(w) for w in run]
+            outputs, bytes_read = sum(w.rows for w in packed), sum(w.bytes for w in packed)
+            bias = [c.operand(biases[first])] if len(biases) else []
+            c.keep_adjacent([w.name for w in packed])
+            c.keep_adjacent([b.name for b in biases[first : first + len(run)]])
+            first += len(run)
+            c.launch(request(matmul.matmul, packed[0].format, rows, "store_bias" if bias else "store"),
+                     " ".join(w.name for w in packed), Units(math.ceil(outputs / lanes)),
+                     [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, *rows_scalar(rows, c.rows),
+                      packed[0].columns, outputs, leading, column],
+                     grain=_GRAIN, barrier=first == len(weights), bytes_read=bytes_read,
+                     flops=2 * c.rows * outputs * packed[0].columns)
+            column += outputs
 
     def gated_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
         x, gate, up, act, _, result_form = op.operands(call)
@@ -134,6 +140,16 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         "dflashc.linear_argmax": linear_argmax,
         "dflashc.attention_block": partial(_attention_block, lanes), **drafter_rules(traits),
     }
+
+
+def _run_of_one_format(c: ProgramContext, weights: Sequence[Expr], lanes: int) -> list[Expr]:
+    """The first weight and those behind it that can follow it in memory as rows of one matrix."""
+    run = [weights[0]]
+    for w in weights[1:]:
+        if c.weight(w).format != c.weight(run[0]).format or c.weight(run[-1]).rows % lanes:
+            break
+        run.append(w)
+    return run
 
 
 def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> None:

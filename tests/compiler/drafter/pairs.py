@@ -29,7 +29,7 @@ from tests.reference.dflash import ReferenceDrafter
 from tests.reference.relax_numpy import quantise
 from tests.reference.transformer import ActivationQuantisation, ReferenceModel
 
-PREFIX = "drafter."
+PREFIX, INJECTED = "drafter.", "drafter.inject."
 CAPACITY = 128
 
 
@@ -62,7 +62,8 @@ class BuiltPair:
             replace(reference_config, causal_sliding=self.config.causal_sliding, causal_full=self.config.causal_full)
             if overrides else reference_config, _in_formats(weights, formats))
         self.weights: Weights = {**self.target_reference[1],
-                                 **{PREFIX + name: w for name, w in self.drafter_reference[1].items()}}
+                                 **{prefix + name: w for prefix in (PREFIX, INJECTED)
+                                    for name, w in self.drafter_reference[1].items()}}
         self.formats = {name: weight.format for name, weight in self.weights.items()}
         self.forms = {name: form_of(block_format) for name, block_format in self.formats.items()}
 
