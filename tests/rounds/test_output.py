@@ -13,7 +13,7 @@ from dflashc.runtime.session import Session
 from tests.proof.comparing import recorded
 from tests.rounds.building import Workshop
 from tests.rounds.files import counted
-from tests.rounds.inside import read, traffic
+from tests.rounds.inside import read, same_committed, traffic
 from tests.rounds.running import MIXED, WIDTHS, afresh, generate
 
 TARGET_OF = {
@@ -150,14 +150,15 @@ def test_a_round_is_one_wait_and_one_short_read(name: str, head: str, workshop: 
         assert 0 < seen.downloaded <= 256
 
 
-def test_a_stolen_anchor_is_replaced(workshop: Workshop) -> None:
-    """The device holds the anchor of the last round; a caller may go on with another token, or from another place."""
+def test_an_anchor_of_the_caller_replaces_the_one_on_the_device(workshop: Workshop) -> None:
+    """The device holds what the last round said; a caller may go on with another token, or from another place."""
     session, fresh = workshop.session("pycode-v2"), workshop.session("pycode-v2")
     prompt = prompts("pycode")[1]
     generate(session, prompt, 20, 7)
-    last = session.round(11, 5)[-1]
-    session.rewind(len(prompt))
-    generate(fresh, prompt, 1)
-    assert fresh.tokens == session.tokens == prompt
-    for anchor in (last, 12):
+    for length, anchor in ((len(session.tokens), 11), (len(prompt) + 3, 12), (len(prompt), 11)):
+        session.rewind(length)
+        said = list(session.tokens)
+        fresh.rewind(0)
+        fresh.prefill(said, "ids")
         assert session.round(anchor, 7) == fresh.round(anchor, 7)
+        assert same_committed(session, fresh)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflashc.runtime.errors import RequestError
+from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.session import Session
 from dflashc.runtime.width import FixedWidth
 from tests.proof.running import GREEDY
@@ -82,13 +83,13 @@ def test_a_context_fills_up_in_the_middle_of_a_round(name: str, width: int, room
 
 @pytest.mark.parametrize("name", ["oracle-v1", "pycode-v1"])
 @pytest.mark.parametrize("parameters", [GREEDY, replace(GREEDY, temperature=0.9, seed=4)], ids=["greedy", "sampled"])
-def test_a_reader_who_leaves(name: str, parameters: object, workshop: Workshop) -> None:
+def test_a_reader_who_leaves(name: str, parameters: SamplingParameters, workshop: Workshop) -> None:
     session, fresh = workshop.session(name), workshop.session(name)
     for count in range(1, 34, 2):
         session.rewind(0)
-        stream = session.generate(PROMPT, parameters, 100, width=FixedWidth(15))  # type: ignore[arg-type]
+        stream = session.generate(PROMPT, parameters, 100, width=FixedWidth(15))
         answer = list(islice(stream, count))
-        stream.close()  # type: ignore[attr-defined]
+        del stream  # which closes it
         check_clipped(session, PROMPT, answer)
         check_next_turn(session, fresh, [*PROMPT, *answer, *CIRCLE[:20]], 15)
 
