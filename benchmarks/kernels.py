@@ -1,4 +1,4 @@
-"""Where the time of one run goes, kernel by kernel, and the bytes that a run must read.
+"""Where the time of one run or round goes, kernel by kernel, and the bytes that it must read.
 
 Runs programs of an artefact's plan straight on the device, with random caches of any depth, so a depth costs no
 prefill. Knows nothing of sessions or of other engines.
@@ -7,7 +7,7 @@ prefill. Knows nothing of sessions or of other engines.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,14 @@ import numpy as np
 from dflashc.runtime.artefact import Artefact, load_artefact
 from dflashc.runtime.device.cpu import CpuDevice, HostMemory
 from dflashc.runtime.plan import Launch
+from dflashc.runtime.rounds import round_programs
 
 _CONTEXT_STEP = 256
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """All launches of one kernel in a run; `part` is "decode" or the name of the head."""
+    """All launches of one kernel in a run; `part` is the role of their program, such as "decode" or the head's name."""
 
     part: str
     kernel: str
@@ -46,6 +47,19 @@ def bytes_of_run(artefact: Artefact, depth: int, rows: int, head: str) -> int:
     return sum(x.bytes_read for x in decode + output) + cached * config["kv_heads"] * config["head_size"] * 2 * 2
 
 
+def bytes_of_round(artefact: Artefact, depth: int, width: int) -> int:
+    """Bytes of weights and caches that a round of `width` proposals at `depth` has to read at least once."""
+    placed = {w.name: w.offset for w in artefact.manifest.weights}
+    spans = set()
+    for _, launch in _round(artefact, width):
+        first = next((o for o in launch.operands if o.kind == "weight"), None)
+        if first and launch.bytes_read:
+            start = placed[first.name] + int(first.value)
+            spans.add((start, start + launch.bytes_read))
+    caches = sum(b.bytes_per_token for b in artefact.plan.buffers.values() if b.role == "cache")
+    return _covered(spans) + depth * caches
+
+
 def profile(directory: Path, threads: int, depth: int, rows: int, head: str, runs: int = 8) -> list[KernelTime]:
     """Median time of each kernel over `runs` runs, the costliest first.
 
@@ -55,15 +69,44 @@ def profile(directory: Path, threads: int, depth: int, rows: int, head: str, run
         Tokens; above 16 the head is run for the last one only, as a prefill does.
     """
     artefact = load_artefact(directory)
+    head_rows = rows if f"{head}.{rows}" in artefact.plan.programs else 1
+    decode, output = launches(artefact, rows, head, head_rows)
+    parts = [(part, x) for part, xs in (("decode", decode), (head, output)) for x in xs]
+    return _profile(artefact, threads, depth, rows, parts, runs)
+
+
+def profile_round(directory: Path, threads: int, depth: int, width: int, runs: int = 8) -> list[KernelTime]:
+    """The same of a round that drafts `width` proposals."""
+    artefact = load_artefact(directory)
+    return _profile(artefact, threads, depth, width + 1, _round(artefact, width), runs)
+
+
+def _round(artefact: Artefact, width: int) -> list[tuple[str, Launch]]:
+    """Launches of a greedy round with the roles of their programs; of plain decoding where there is no drafter."""
+    drafter, programs = artefact.manifest.drafter, artefact.plan.programs
+    roles = ("ids", "inject", "accept") if drafter else ("ids", "accept")
+    names = round_programs(width, drafter.get("block_rows", 0), *roles)
+    return [(programs[name].role, launch) for name in names for launch in programs[name].launches]
+
+
+def _covered(spans: set[tuple[int, int]]) -> int:
+    """Bytes that lie in at least one of the spans."""
+    total = reached = 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _profile(artefact: Artefact, threads: int, depth: int, rows: int, parts: Sequence[tuple[str, Launch]],
+             runs: int) -> list[KernelTime]:
     device = CpuDevice(artefact.kernels, threads)
     context = -(-(depth + rows) // _CONTEXT_STEP) * _CONTEXT_STEP
     memories = _memories(artefact, device, context)
-    head_rows = rows if f"{head}.{rows}" in artefact.plan.programs else 1
-    decode, output = launches(artefact, rows, head, head_rows)
-    device.upload(memories["state"], np.array([depth], np.int64))
-    replay = device.record(decode + output, memories, context)
+    replay = device.record([launch for _, launch in parts], memories, context)
     ticks, seconds = [], []
     for _ in range(runs + 1):
+        device.upload(memories["state"], np.array([depth, 0], np.int64))  # a round moves on
         started = time.perf_counter()
         replay.run()
         seconds.append(time.perf_counter() - started)
@@ -71,7 +114,7 @@ def profile(directory: Path, threads: int, depth: int, rows: int, head: str, run
     device.close()
     # The counter's rate is not told by the hardware; a run's launches fill the run.
     spent = np.median(np.array(ticks[1:]), axis=0) * sum(seconds[1:]) / np.sum(ticks[1:])
-    return _by_kernel([(part, x) for part, xs in (("decode", decode), (head, output)) for x in xs], spent)
+    return _by_kernel(parts, spent)
 
 
 def _memories(artefact: Artefact, device: CpuDevice, context: int) -> Mapping[str, HostMemory]:
@@ -89,7 +132,7 @@ def _memories(artefact: Artefact, device: CpuDevice, context: int) -> Mapping[st
     return memories | {w.name: weights.view(w.offset, w.bytes) for w in artefact.manifest.weights}
 
 
-def _by_kernel(parts: list[tuple[str, Launch]], seconds: np.ndarray) -> list[KernelTime]:
+def _by_kernel(parts: Sequence[tuple[str, Launch]], seconds: np.ndarray) -> list[KernelTime]:
     groups: dict[tuple[str, str], list[int]] = {}
     for index, (part, launch) in enumerate(parts):
         groups.setdefault((part, launch.kernel), []).append(index)

@@ -15,15 +15,16 @@ from dflashc.compiler.tables import Table, size
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that must be at least `required`."""
+    """A figure that must be at least `required`, or at most where it is a cost."""
 
     name: str
     required: float
     found: float
+    cost: bool = False
 
     @property
     def reached(self) -> bool:
-        return self.found >= self.required
+        return self.found <= self.required if self.cost else self.found >= self.required
 
 
 def bars(measured: Measurement, depths: Sequence[int]) -> list[Bar]:
@@ -56,9 +57,14 @@ def tables(name: str, measured: Measurement, depths: Sequence[int]) -> list[Tabl
     """Everything for people. Times are medians and ranges over the rounds, in milliseconds."""
     return [_times(name, measured), _attention(name, measured, depths), _starts(name, measured),
             _busy(name, measured),
-            Table(f"{name}: bars", ("figure", ">required", ">found", ""),
-                  [(b.name, f"{b.required:.2f}", f"{b.found:.2f}", "" if b.reached else "missed")
-                   for b in bars(measured, depths)])]
+            bar_table(name, bars(measured, depths))]
+
+
+def bar_table(name: str, found: Sequence[Bar]) -> Table:
+    """Bars, and which of them are missed."""
+    return Table(f"{name}: bars", ("figure", ">required", ">found", ""),
+                 [(b.name, f"{'<=' if b.cost else '>='} {b.required:.2f}", f"{b.found:.2f}",
+                   "" if b.reached else "missed") for b in found])
 
 
 def profile_table(title: str, times: Sequence[KernelTime]) -> Table:
@@ -73,8 +79,12 @@ def profile_table(title: str, times: Sequence[KernelTime]) -> Table:
 
 def document(measured: Measurement, depths: Sequence[int]) -> dict[str, Any]:
     """Everything for programs; see `Measurement` for units."""
-    return dataclasses.asdict(measured) | {"bars": [dataclasses.asdict(b) | {"reached": b.reached}
-                                                    for b in bars(measured, depths)]}
+    return dataclasses.asdict(measured) | {"bars": bar_documents(bars(measured, depths))}
+
+
+def bar_documents(found: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Bars for programs."""
+    return [dataclasses.asdict(b) | {"reached": b.reached} for b in found]
 
 
 def _times(name: str, measured: Measurement) -> Table:

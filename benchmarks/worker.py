@@ -60,18 +60,22 @@ class Worker:
         return [i * 2654435761 % vocabulary for i in range(position, position + count)]
 
 
-def answer(worker: Worker, request: str) -> float:
-    """Do what a line asks for."""
+def answer(worker: object, request: str) -> float:
+    """Do what a line asks for: the name of a method, and its arguments."""
     name, *words = request.split()
     arguments = [int(word) if word.isdigit() else word for word in words]
     return getattr(worker, name)(*arguments)
 
 
-def main() -> None:
-    """Serve standard input until it ends."""
-    worker = Worker(Path(sys.argv[1]), int(sys.argv[2]))
+def serve(worker: object) -> None:
+    """Answer the lines of standard input until it ends."""
     for line in sys.stdin:
         print(json.dumps(answer(worker, line)), flush=True)
+
+
+def main() -> None:
+    """Serve an artefact."""
+    serve(Worker(Path(sys.argv[1]), int(sys.argv[2])))
 
 
 if __name__ == "__main__":
