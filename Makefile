@@ -9,7 +9,7 @@ OUT := build/pycode-3m.dflash
 demo: install
 	$(BIN)/dflashc build recipes/pycode-3m/pycode-3m-q8_0.gguf --drafter recipes/pycode-3m/pycode-3m-dflash2-q8_0.gguf \
 		--target cpu -o $(OUT)
-	printf 'def read(self, size=-1):\n' | $(BIN)/dflashc run $(OUT) --raw -f - --temp 0.5 --seed 3 --max-tokens 110
+	printf 'def read(self, size=-1):\n        """Read' | $(BIN)/dflashc run $(OUT) --raw -f - --temp 0 --max-tokens 88
 
 test: install-dev
 	$(BIN)/python -m pytest

@@ -88,7 +88,7 @@ def _slower(statistics: Statistics, plain_seconds: float | None) -> str | None:
     if ours * plain_seconds >= 1:
         return None
     return (f"speculation is slower than plain decoding: {ours:,.1f} against {1 / plain_seconds:,.1f} tokens per "
-            "second; use --width auto or --width 0")
+            "second; measure the widths with `dflashc tune`, or use --width 0")
 
 
 def _unused(statistics: Statistics, promises: Sequence[Promise]) -> str | None:
