@@ -67,7 +67,7 @@ def main(peer: Path | None, patterns: Sequence[str], widths: tuple[int, ...] | N
         if pair.target not in built:
             built[pair.target] = round_pairs.build_artefact(pair.target, None, target, cache, reuse)
         artefact = round_pairs.build_artefact(pair.target, pair.drafter, target, cache, reuse)
-        setup = _setup(pair, artefact, built[pair.target], server, widths, threads, 2 if quick else rounds, quick)
+        setup = _setup(pair, artefact, built[pair.target], server, widths, threads, min(rounds, 2) if quick else rounds, quick)
         click.echo(pair.name, err=True)
         measured = measure(setup, lambda stage: click.echo(stage, err=True))
         show(round_report.tables(pair.name, pair.kind, measured))

@@ -51,7 +51,6 @@ class RoundWorker:
             for _ in range(tokens):
                 next(stream)
             seconds += time.perf_counter() - started
-            stream.close()
             statistics = self._session.statistics
             rounds += statistics.rounds
             committed += statistics.rounds + statistics.accepted

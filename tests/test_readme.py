@@ -41,7 +41,9 @@ def test_commands_run(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     program = tmp_path / "bin" / "dflashc"
     program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\nfrom dflashc.compiler.cli import main\nmain()\n")
+    # guarded, for a build's worker processes import the program
+    program.write_text(f"#!{sys.executable}\nfrom dflashc.compiler.cli import main\n\n"
+                       'if __name__ == "__main__":\n    main()\n')
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}",
                    "XDG_CACHE_HOME": str(tmp_path / "cache")}
