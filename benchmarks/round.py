@@ -67,7 +67,7 @@ def main(peer: Path | None, patterns: Sequence[str], widths: tuple[int, ...] | N
         if pair.target not in built:
             built[pair.target] = round_pairs.build_artefact(pair.target, None, target, cache, reuse)
         artefact = round_pairs.build_artefact(pair.target, pair.drafter, target, cache, reuse)
-        setup = _setup(pair, artefact, built[pair.target], server, widths, threads, min(rounds, 2) if quick else rounds, quick)
+        setup = _setup(pair, artefact, built[pair.target], server, widths, threads, rounds, quick)
         click.echo(pair.name, err=True)
         measured = measure(setup, lambda stage: click.echo(stage, err=True))
         show(round_report.tables(pair.name, pair.kind, measured))
@@ -89,7 +89,7 @@ def _setup(pair: Pair, artefact: Path, plain: Path, server: Path | None, widths:
     options = ServerOptions(server, pair.target, pair.drafter, threads, CONTEXT, prompts,
                             streamed=pair.kind != "code") if server else None
     return Setup(artefact, plain, file, options, widths, tuple(w for w in widths if w in _COMPARED), pair.tokens,
-                 threads, CONTEXT, max(map(len, prompts)), rounds)
+                 threads, CONTEXT, max(map(len, prompts)), min(rounds, 2) if quick else rounds)
 
 
 def _server(peer: Path | None) -> Path | None:
