@@ -155,10 +155,18 @@ def test_an_anchor_of_the_caller_replaces_the_one_on_the_device(workshop: Worksh
     session, fresh = workshop.session("pycode-v2"), workshop.session("pycode-v2")
     prompt = prompts("pycode")[1]
     generate(session, prompt, 20, 7)
-    for length, anchor in ((len(session.tokens), 11), (len(prompt) + 3, 12), (len(prompt), 11)):
+
+    def check(length: int, anchor: int) -> int:
         session.rewind(length)
         said = list(session.tokens)
         fresh.rewind(0)
         fresh.prefill(said, "ids")
-        assert session.round(anchor, 7) == fresh.round(anchor, 7)
+        after = session.round(anchor, 7)
+        assert after == fresh.round(anchor, 7)
         assert same_committed(session, fresh)
+        return after[-1]
+
+    for length, anchor in ((len(session.tokens), 11), (len(prompt) + 3, 12), (len(prompt), 11)):
+        last = check(length, anchor)
+    session.sampled_round(13, 4, SAMPLERS["hot"])
+    check(len(session.tokens), last)
