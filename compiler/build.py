@@ -162,7 +162,8 @@ def lower(options: BuildOptions) -> Lowered:
 def _read_drafter(options: BuildOptions, gguf: GgufFile,
                   config: ModelConfig) -> tuple[PairReport, GgufFile, dict[str, GgufTensor], tvm.IRModule]:
     """The checked pair, the drafter's file, its tensors under their parameter names, and its graph."""
-    from dflashc.compiler.drafter.graph import INJECTED, PREFIX, drafter_module
+    from dflashc.compiler.drafter.config import INJECTED, PREFIX
+    from dflashc.compiler.drafter.graph import drafter_module
 
     assert options.drafter is not None
     file = open_gguf(options.drafter)

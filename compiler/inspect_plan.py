@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from dflashc.compiler.drafter.config import INJECTED, PREFIX
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.manifest import Manifest, Weight
@@ -130,14 +131,18 @@ def _per_layer(program: Program) -> dict[str, list[int]]:
 
 
 def _least_bytes(artefact: Artefact, programs: Iterable[str]) -> int:
-    """Bytes of the matrices that the drafter uses in `programs`, and of those that the target uses, each once."""
+    """Bytes of the matrices that the drafter uses in `programs`, and of those that the target uses, each once.
+
+    The injection's own copy of the K and V projections counts as the original.
+    """
     weights = artefact.manifest.weights
     places = {w.name: i for i, w in enumerate(weights)}
     total = 0
     for roles in _MODELS.values():
-        used = {i for name in programs if (program := artefact.plan.programs[name]).role in roles
+        used = {weights[i].name.replace(INJECTED, PREFIX): weights[i].bytes
+                for name in programs if (program := artefact.plan.programs[name]).role in roles
                 for launch in program.launches for i in _matrices(launch, weights, places)}
-        total += sum(weights[i].bytes for i in used)
+        total += sum(used.values())
     return total
 
 

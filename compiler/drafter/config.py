@@ -13,6 +13,13 @@ from typing import Any, Literal
 from dflashc.compiler.gguf import GgufTensor
 from dflashc.compiler.models.config import Rope
 
+PREFIX = "drafter."
+"""In front of the names of the drafter's weights and caches, beside those of the target."""
+
+INJECTED = f"{PREFIX}inject."
+"""In front of K and V projections where the injection reads them: all layers side by side, in a copy of their own, for
+the block wants each layer's beside its Q."""
+
 
 @dataclass(frozen=True)
 class Provenance:

@@ -13,20 +13,13 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from dflashc.compiler.drafter.config import DrafterConfig
+from dflashc.compiler.drafter.config import INJECTED, PREFIX, DrafterConfig
 from dflashc.compiler.gguf import GgufTensor
 from dflashc.compiler.models.config import ModelConfig, Rope
 from dflashc.compiler.models.graph import Graph, function
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
 from dflashc.runtime.errors import PairError
-
-PREFIX = "drafter."
-"""In front of the names of the drafter's weights and caches, beside those of the target."""
-
-INJECTED = f"{PREFIX}inject."
-"""In front of K and V projections where the injection reads them: all layers side by side, in a copy of their own, for
-the block wants each layer's beside its Q."""
 
 
 def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:

@@ -15,8 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from dflashc.compiler.drafter.config import DrafterConfig
-from dflashc.compiler.drafter.graph import PREFIX
+from dflashc.compiler.drafter.config import PREFIX, DrafterConfig
 from dflashc.compiler.lower.program import ARENA, LoweredProgram, Lowering
 from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.graph import cache_name
