@@ -26,7 +26,7 @@ from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.pair import Overrides, PairReport, check_pair
 from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
 from dflashc.runtime.artefact import KERNELS, PLAN, WEIGHTS, sha256_file
-from dflashc.runtime.errors import BuildError, PairError
+from dflashc.runtime.errors import BuildError
 from dflashc.runtime.manifest import Manifest, Source
 from dflashc.runtime.plan import Plan
 from dflashc.targets.context import PackedWeight
@@ -169,9 +169,6 @@ def _read_drafter(options: BuildOptions, gguf: GgufFile,
     file = open_gguf(options.drafter)
     drafter = normalise(file)
     report = check_pair(gguf, config, file, drafter, options.overrides)
-    if report.config.attention_bias:
-        raise PairError(f"{options.drafter}: the drafter has attention biases, which no target can inject yet; "
-                        "use another drafter")
     graph = drafter_module(report.config, drafter.tensors, gguf.tensors)
     tensors = {prefix + name: tensor for prefix in (PREFIX, INJECTED) for name, tensor in drafter.tensors.items()}
     return report, file, tensors, graph

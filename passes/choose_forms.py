@@ -40,10 +40,10 @@ def choose_forms(module: tvm.IRModule, forms: Mapping[str, str]) -> tvm.IRModule
             x, weight, _ = op.operands(value)
             return op.linear_argmax(in_form(r, x, forms[weight.name]), weight, forms[weight.name])
         if name == "dflashc.kv_injection":
-            (x,), weights, norms, table, caches, state, heads, size, pairing, epsilon, _ = op.operands(value)
+            (x,), weights, biases, norms, table, caches, state, heads, size, pairing, epsilon, _ = op.operands(value)
             wanted = list(dict.fromkeys(forms[w.name] for w in weights))
             xs = [in_form(r, x, f) for f in wanted]
-            return op.kv_injection(xs, list(weights), list(norms), r.new(table), list(caches), state,
+            return op.kv_injection(xs, list(weights), list(biases), list(norms), r.new(table), list(caches), state,
                                    op.scalar(heads), op.scalar(size), op.scalar(pairing), op.scalar(epsilon), wanted)
         return None
 

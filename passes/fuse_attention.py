@@ -20,7 +20,7 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     """Matches reshape(attention(rope(norm?(reshape(part 0))), rope(norm?(reshape(part 1))), reshape(part 2), …))."""
     if op.name_of(value) != "relax.reshape" or not r.is_call(value.args[0], "dflashc.attention"):
         return None
-    q, k, v, k_cache, v_cache, state, window, scale, mask = r.arguments(value.args[0])
+    q, k, v, sinks, k_cache, v_cache, state, window, scale, mask = r.arguments(value.args[0])
     if not (r.is_call(q, "dflashc.rope") and r.is_call(k, "dflashc.rope")):
         return None
     (q_input, table, pairing), (k_input, k_table, k_pairing) = r.arguments(q), r.arguments(k)
@@ -39,5 +39,5 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     heads = (int(op.shape(q)[1]), int(op.shape(k)[1]), int(op.shape(q)[2]))
     if op.shape(sources[0])[1] != (heads[0] + 2 * heads[1]) * heads[2] or len(op.shape(var)) != 2:
         return None
-    return op.attention_block(r.new(sources[0]), norms, r.new(table), [k_cache, v_cache], state, heads,
+    return op.attention_block(r.new(sources[0]), norms, list(sinks), r.new(table), [k_cache, v_cache], state, heads,
                               op.scalar(pairing), op.scalar(window), op.scalar(scale), op.scalar(mask), epsilon, "f32")

@@ -46,13 +46,11 @@ def _rule(r: Rewriter, var: Expr, value: Expr) -> Expr | None:
     if [p for w in writes for p in w.parts] != list(range(2 * len(writes))):
         return None
     (x,), weights, biases, _ = r.arguments(first.merged)
-    if len(biases) or len(weights) != 2 * len(writes):
+    if len(weights) != 2 * len(writes) or any(op.shape(w)[0] != first.heads[0] * first.heads[1] for w in weights):
         return None
-    if any(op.shape(w)[0] != first.heads[0] * first.heads[1] for w in weights):
-        return None
-    fused = r.emit(op.kv_injection([r.new(x)], list(weights), [w.norm for w in writes], r.new(first.table),
-                                   [c for w in writes for c in w.caches], first.state, *first.heads, first.pairing,
-                                   first.epsilon, ["f32"]), "injected")
+    fused = r.emit(op.kv_injection([r.new(x)], list(weights), list(biases), [w.norm for w in writes],
+                                   r.new(first.table), [c for w in writes for c in w.caches], first.state,
+                                   *first.heads, first.pairing, first.epsilon, ["f32"]), "injected")
     for variable in variables:
         r.replace(variable, fused)
     return None

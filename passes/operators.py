@@ -122,14 +122,19 @@ def rope(x: Expr, table: Expr, pairing: str) -> Expr:
     return operator("rope", [x, table], [pairing], _like(x))
 
 
-def attention(q: Expr, k: Expr, v: Expr, k_cache: Expr, v_cache: Expr, state: Expr, window: int, scale: float,
-              mask: str) -> Expr:
+def attention(q: Expr, k: Expr, v: Expr, sinks: Sequence[Expr], caches: Sequence[Expr], state: Expr, window: int,
+              scale: float, mask: str) -> Expr:
     """Attention of q (m, Hq, D) over the cache and the rows' own k, v (m, Hkv, D), which it stores first.
 
     Row i has position n + i and sees keys at positions p with n + i - p < window (where window > 0), and p <= n + i for
     mask "causal"; for mask "block" all rows see each other: p <= n + m - 1.
+
+    Parameters
+    ----------
+    sinks : empty, or one logit per query head (Hq,), which takes part in the softmax and has no value
+    caches : K cache and V cache
     """
-    return operator("attention", [q, k, v, k_cache, v_cache, state], [window, scale, mask], _like(q))
+    return operator("attention", [q, k, v, relax.Tuple(list(sinks)), *caches, state], [window, scale, mask], _like(q))
 
 
 def cache_write(k: Expr, v: Expr, k_cache: Expr, v_cache: Expr, state: Expr) -> Expr:
@@ -220,21 +225,21 @@ def norm(x: Expr, delta: Expr | None, post_weight: Expr | None, weight: Expr | N
     return operator("norm", [x, *parts], [epsilon, ",".join(forms)], relax.TupleType(results))
 
 
-def attention_block(qkv: Expr, norms: Sequence[Expr], table: Expr, caches: Sequence[Expr], state: Expr,
-                    heads: tuple[int, int, int], pairing: str, window: int, scale: float, mask: str, epsilon: float,
-                    form: str) -> Expr:
+def attention_block(qkv: Expr, norms: Sequence[Expr], sinks: Sequence[Expr], table: Expr, caches: Sequence[Expr],
+                    state: Expr, heads: tuple[int, int, int], pairing: str, window: int, scale: float, mask: str,
+                    epsilon: float, form: str) -> Expr:
     """From q | k | v side by side to the attention's output in `form`: head norms, rope, cache write, attention.
 
     Parameters
     ----------
     qkv : float32 (m, (Hq + 2 Hkv) D)
     norms : empty, or the q and k norm weights (D,)
-    caches : K cache and V cache
+    sinks, caches : as of `attention`
     heads : Hq, Hkv, D
     epsilon : of the head norms
     """
     rows = shape(qkv)[0]
-    return operator("attention_block", [qkv, relax.Tuple(list(norms)), table, *caches, state],
+    return operator("attention_block", [qkv, *(relax.Tuple(list(g)) for g in (norms, sinks)), table, *caches, state],
                     [*heads, pairing, window, scale, mask, epsilon, form], form_type(form, rows, heads[0] * heads[2]))
 
 
@@ -249,20 +254,21 @@ def features(taps: Sequence[Expr], form: str) -> Expr:
     return operator("features", [relax.Tuple(list(taps))], [form], form_type(form, shape(taps[0])[0], columns))
 
 
-def kv_injection(xs: Sequence[Expr], weights: Sequence[Expr], norms: Sequence[Expr], table: Expr,
-                 caches: Sequence[Expr], state: Expr, kv_heads: int, size: int, pairing: str, epsilon: float,
-                 forms: Sequence[str]) -> Expr:
+def kv_injection(xs: Sequence[Expr], weights: Sequence[Expr], biases: Sequence[Expr], norms: Sequence[Expr],
+                 table: Expr, caches: Sequence[Expr], state: Expr, kv_heads: int, size: int, pairing: str,
+                 epsilon: float, forms: Sequence[str]) -> Expr:
     """K and V of all drafter layers from the context features, into their caches. Returns a token.
 
     Parameters
     ----------
     xs : the context features in each of `forms`; every weight reads the one that its block format wants
     weights : K and V projections of layer 0, of layer 1, …
+    biases : empty, or one per weight; added before the norm
     norms : K head norm of each layer, (D,)
     caches : K and V cache of layer 0, of layer 1, …
     """
-    groups = [relax.Tuple(list(g)) for g in (xs, weights, norms, caches)]
-    return operator("kv_injection", [*groups[:3], table, groups[3], state],
+    groups = [relax.Tuple(list(g)) for g in (xs, weights, biases, norms)]
+    return operator("kv_injection", [*groups, table, relax.Tuple(list(caches)), state],
                     [kv_heads, size, pairing, epsilon, ",".join(forms)], relax.TensorType((1,), "int64"))
 
 

@@ -16,13 +16,15 @@ from dflashc.compiler.gguf import GgufFile, dequantise, open_gguf
 from dflashc.runtime.errors import RequestError
 
 from .target import TargetShape, add_shape, layer_tensors, norm
-from .tensors import Formats, Tensor, file_type, write_tensors
+from .tensors import Formats, Tensor, file_type, vector, write_tensors
 from .vocabulary import MASK
 
 _EMBEDDING = "token_embd.weight"
 _MASK_KEY = "tokenizer.ggml.mask_token_id"
 _CODEBOOK_DEVIATION = 0.1
 _CONVOLUTION_DEVIATION = 0.1
+_BIAS_DEVIATION = 0.3
+_SINK_DEVIATION = 2.0
 _COPY_STRENGTH = 16.0
 _COPY_FORMATS = {"fc": "F16", "attn_v": "F16", "attn_output": "F16"}
 
@@ -41,6 +43,8 @@ class DrafterShape:
         Tokens that all layers but the last `full_layers` see; 0 for no window.
     version
         1, or 2 with convolutions and candidate selector.
+    bias, sinks
+        Of the attention: biases on all four projections, a logit per head without a value.
     """
 
     body: TargetShape
@@ -53,6 +57,8 @@ class DrafterShape:
     selector_rank: int = 64
     selector_candidates: int = 8
     full_layers: int = 1
+    bias: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.version not in (1, 2):
@@ -150,6 +156,7 @@ def drafter_tensors(shape: DrafterShape) -> Iterator[Tensor]:
     yield norm("output_norm.weight", hidden)
     for layer in range(body.layers):
         yield from layer_tensors(body, f"blk.{layer}.")
+        yield from _attention_extras(shape, f"blk.{layer}.")
         if shape.version == 2:
             yield from _convolution(shape, f"blk.{layer}.attn")
             yield from _convolution(shape, f"blk.{layer}.ffn")
@@ -158,6 +165,16 @@ def drafter_tensors(shape: DrafterShape) -> Iterator[Tensor]:
         yield Tensor("selector_predecessor.weight", (body.vocabulary, rank), _CODEBOOK_DEVIATION)
         yield Tensor("selector_successor.weight", (body.vocabulary, rank), _CODEBOOK_DEVIATION)
         yield Tensor("selector_hidden.weight", (rank, hidden), hidden**-0.5)
+
+
+def _attention_extras(shape: DrafterShape, prefix: str) -> Iterator[Tensor]:
+    body = shape.body
+    q_rows, kv_rows = body.heads * body.head_size, body.kv_heads * body.head_size
+    if shape.bias:
+        rows = {"attn_q": q_rows, "attn_k": kv_rows, "attn_v": kv_rows, "attn_output": body.hidden}
+        yield from (vector(f"{prefix}{name}.bias", count, 0.0, _BIAS_DEVIATION) for name, count in rows.items())
+    if shape.sinks:
+        yield vector(f"{prefix}attn_sinks.weight", body.heads, 0.0, _SINK_DEVIATION)
 
 
 def _convolution(shape: DrafterShape, prefix: str) -> Iterator[Tensor]:

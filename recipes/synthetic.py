@@ -102,6 +102,8 @@ def target(
 @click.option("--convolution-group", type=click.IntRange(min=1), help="Version 2.")
 @click.option("--selector-rank", type=click.IntRange(min=1), help="Version 2.")
 @click.option("--selector-candidates", type=click.IntRange(min=1), help="Version 2.")
+@click.option("--bias", is_flag=True, default=None, help="Biases on q, k, v and the output of attention.")
+@click.option("--sinks", is_flag=True, default=None, help="Attention sinks.")
 def drafter(
     output: Path,
     default_format: str,

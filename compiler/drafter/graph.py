@@ -50,10 +50,8 @@ def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
     PairError
         A feature that cannot be compiled.
     """
-    for what, present in (("attention sinks", drafter.sinks),
-                          ("a reduced vocabulary (d2t)", drafter.draft_vocabulary)):
-        if present:
-            raise PairError(f"the drafter has {what}, which cannot be compiled yet; use another drafter")
+    if drafter.draft_vocabulary:
+        raise PairError("the drafter has a reduced vocabulary (d2t), which cannot be compiled yet; use another drafter")
     vocabulary = target_tensors["token_embd.weight"].shape[0]
     config = body_config(drafter, vocabulary)
 

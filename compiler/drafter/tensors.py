@@ -22,7 +22,8 @@ _LAYER = (
     "attn_output.weight", "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight",
 )
 _LAYER_2 = ("attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base", "ffn_conv_proj.weight")
-BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+_JOINT_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+BIASES = (*_JOINT_BIASES, "attn_output.bias")
 SINKS = "attn_sinks.weight"
 _SHOWN = 4
 
@@ -88,6 +89,10 @@ def collect(gguf: GgufFile, layers: int) -> tuple[dict[str, GgufTensor], list[st
         have = sum(f"blk.{n}.{name}" in found for n in range(layers))
         if have not in (0, layers):
             raise PairError(f"{gguf.paths[0]}: {have} of {layers} layers have a tensor {name}; expected all or none")
+    biased = [name for name in _JOINT_BIASES if f"blk.0.{name}" in found]
+    if len(biased) not in (0, len(_JOINT_BIASES)):
+        raise PairError(f"{gguf.paths[0]}: of {', '.join(_JOINT_BIASES)} the layers have {', '.join(biased)} alone; "
+                        "expected all or none; the drafter was converted wrongly")
     used = {tensor.name for tensor in found.values()}
     return found, [name for name in gguf.tensors if name not in used]
 

@@ -97,7 +97,7 @@ class Graph:
     def attention(self, x: Expr, layer: int, table: Expr, mask: str = "causal") -> Expr:
         """Grouped-query attention of one layer, from its normed input (m, H) to the output projection (m, H).
 
-        Per-head norms of Q and K are applied where the file has their weights (Qwen3, Gemma 3).
+        Per-head norms of Q and K, and attention sinks, take part where the file has their weights.
         """
         c = self.config
         blk = f"blk.{layer}"
@@ -111,7 +111,9 @@ class Graph:
             q, k = self.norm(q, f"{blk}.attn_q_norm"), self.norm(k, f"{blk}.attn_k_norm")
         pairing = c.ropes[c.layer_ropes[layer]].pairing
         q, k = self.emit(op.rope(q, table, pairing)), self.emit(op.rope(k, table, pairing))
-        o = self.emit(op.attention(q, k, v, self.cache(layer, "k"), self.cache(layer, "v"), self.state,
+        sinks = f"{blk}.attn_sinks.weight"
+        o = self.emit(op.attention(q, k, v, [self.weight(sinks, c.heads)] if self.has(sinks) else [],
+                                   [self.cache(layer, "k"), self.cache(layer, "v")], self.state,
                                    c.layer_windows[layer], c.attention_scale, mask), f"attention_{layer}")
         o = self.emit(relax.op.reshape(o, (self.rows, c.heads * c.head_size)))
         return self.linear(o, f"{blk}.attn_output", c.hidden, c.heads * c.head_size)

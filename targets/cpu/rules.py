@@ -23,6 +23,9 @@ from dflashc.targets.cpu.traits import AVX2, Traits
 
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 
+_SIDE_BY_SIDE = 16
+"""Float32 arrays of a multiple of this length lie one behind the other without a gap, for weights start at 64 bytes."""
+
 _GRAIN = 16
 """Row groups a thread claims at a time: each prefetches the next, so the first of a claim arrives cold."""
 
@@ -79,7 +82,7 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
         rows = kernel_rows(c.rows)
         leading, column, first = sum(c.weight(w).rows for w in weights), 0, 0
         while first < len(weights):
-            run = _run_of_one_format(c, weights[first:], lanes)
+            run = _run_of_one_format(c, weights[first:], max(lanes, _SIDE_BY_SIDE) if biases else lanes)
             packed = [c.weight(w) for w in run]
             outputs, bytes_read = sum(w.rows for w in packed), sum(w.bytes for w in packed)
             bias = [c.operand(biases[first])] if len(biases) else []
@@ -142,11 +145,11 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
     }
 
 
-def _run_of_one_format(c: ProgramContext, weights: Sequence[Expr], lanes: int) -> list[Expr]:
-    """The first weight and those behind it that can follow it in memory as rows of one matrix."""
+def _run_of_one_format(c: ProgramContext, weights: Sequence[Expr], group: int) -> list[Expr]:
+    """The first weight and those behind it that can follow it in memory as rows of one matrix, in whole groups."""
     run = [weights[0]]
     for w in weights[1:]:
-        if c.weight(w).format != c.weight(run[0]).format or c.weight(run[-1]).rows % lanes:
+        if c.weight(w).format != c.weight(run[0]).format or c.weight(run[-1]).rows % group:
             break
         run.append(w)
     return run
@@ -157,7 +160,7 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
 
     Prefill programs write the cache first and attend block by block of rows. Heads are whole vectors of `lanes`.
     """
-    qkv, norms, table, keys, values, state, *scalars = op.operands(call)
+    qkv, norms, sinks, table, keys, values, state, *scalars = op.operands(call)
     query_heads, kv_heads, size, pairing, window, scale, mask, epsilon, form = (op.scalar(s) for s in scalars)
     if size % lanes:
         hint = "; target cpu-x86-64-v3 takes this model" if size % AVX2.lanes == 0 else ""
@@ -169,6 +172,8 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
     common = [c.operand(state), c.operand(qkv), cosine, sine]
     caches = [c.operand(keys), c.operand(values)]
     weights = [c.operand(w) for w in norms]
+    sink = [c.operand(s) for s in sinks]
+    denominator = ["sinks"] if sink else []
     tail = [float(epsilon)] if normed else []
     capacity = Operand("context")
     label = keys.name.removesuffix(".k").replace("cache.", "blk.")
@@ -188,8 +193,9 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
         merged_form = form if direct else "f32"
         merged = outputs if direct else [c.temporary(c.rows * columns * 4)]
         units = c.rows * query_heads // attention.heads_per_unit(size, merged_form)
-        c.launch(request(attention.attention_merge, size, merged_form, mask), f"{label} attention merge", Units(units),
-                 [c.operand(state), partial_values, partial_sums, *merged, c.rows, kv_heads, group, window])
+        c.launch(request(attention.attention_merge, size, merged_form, mask, *denominator), f"{label} attention merge",
+                 Units(units), [c.operand(state), partial_values, partial_sums, *sink, *merged, c.rows, kv_heads, group,
+                                window])
         if not direct:
             _quantise(c, merged[0], form, outputs, columns)
         return
@@ -197,9 +203,9 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
     c.launch(request(attention.kv_write, size, pairing, normed), f"{label} cache write", blocks,
              [*common, *weights[1:], *caches, leading, query_heads, kv_heads, capacity, pairs, *tail])
     attended = outputs if form == "f32" else [c.temporary(c.rows * columns * 4)]
-    c.launch(request(attention.attention_prefill, group, size, pairing, normed), f"{label} attention", blocks,
-             [*common, *weights[:1], *caches, *attended, c.rows, leading, kv_heads, capacity, window, pairs,
-              float(scale), *tail])
+    c.launch(request(attention.attention_prefill, group, size, pairing, normed, *denominator), f"{label} attention",
+             blocks, [*common, *weights[:1], *caches, *sink, *attended, c.rows, leading, kv_heads, capacity, window,
+                      pairs, float(scale), *tail])
     if form != "f32":
         _quantise(c, attended[0], form, outputs, columns)
 

@@ -7,6 +7,7 @@ import math
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
 from dflashc.runtime.device_sampling import MOST_CANDIDATES
+from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.kernels import accept as accept_kernels
@@ -50,20 +51,25 @@ def _features(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
     """One launch where all projections share a block format, else one for each, side by side."""
-    xs, weights, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
+    xs, weights, biases, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
     inputs = dict(zip(op.scalar(forms).split(","), xs, strict=True))
     heads, pairs = op.scalar(kv_heads), int(op.shape(table)[2])
+    if op.scalar(size) % kv_linear.HEAD_UNIT:
+        raise BuildError(f"a drafter with attention heads of {op.scalar(size)} elements found; this target needs a "
+                         f"multiple of {kv_linear.HEAD_UNIT}")
     cosine, sine = cosine_sine(c.operand(table), c.rows, pairs)
     packed = [c.weight(w) for w in weights]
     c.keep_adjacent([w.name for w in packed])
     c.keep_adjacent([n.name for n in norms])
+    c.keep_adjacent([b.name for b in biases])
+    bias, epilogue = ([c.operand(biases[0])], "store_bias") if len(biases) else ([], "store")
     rows = kernel_rows(c.rows)
     together = len({w.format for w in packed}) == 1
     for first, matrices in [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]:
-        c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing)),
+        c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing), epilogue),
                  "KV injection", Units(len(matrices) * heads),
-                 [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), c.operand(norms[0]),
-                  c.operand(state), cosine, sine, c.operand(caches[0]), c.operand(caches[1]),
+                 [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
+                  c.operand(norms[0]), c.operand(state), cosine, sine, c.operand(caches[0]), c.operand(caches[1]),
                   *rows_scalar(rows, c.rows), matrices[0].columns, heads, Operand("context"), pairs, first,
                   float(op.scalar(epsilon))],
                  barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),

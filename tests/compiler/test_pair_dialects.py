@@ -77,6 +77,9 @@ def test_biases_and_sinks(tmp_path: Path) -> None:
     del added["blk.1.attn_q.bias"]
     assert "1 of 2 layers have a tensor attn_q.bias; expected all or none" in refusal(
         drafter().with_tensors(added), tmp_path)
+    del added["blk.0.attn_q.bias"]
+    assert "of attn_q.bias, attn_k.bias, attn_v.bias the layers have attn_k.bias, attn_v.bias alone" in refusal(
+        drafter().with_tensors(added), tmp_path)
 
 
 def test_half_of_a_head_rotated(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.passes.compare import assert_keeps, assert_rewrites
 QKV, Q_FLAT, KV_FLAT = R.Tensor((4, 32), "float32"), R.Tensor((4, 16), "float32"), R.Tensor((4, 8), "float32")
 Q, KV, HEAD = R.Tensor((4, 2, 8), "float32"), R.Tensor((4, 1, 8), "float32"), R.Tensor((8,), "float32")
 TABLE, CACHE, STATE = R.Tensor((2, 4, 4), "float32"), R.Tensor((1, 64, 8), "float16"), R.Tensor((8,), "int64")
-WIDER = R.Tensor((4, 40), "float32")
+WIDER, SINKS = R.Tensor((4, 40), "float32"), R.Tensor((2,), "float32")
 
 
 def test_without_head_norms() -> None:
@@ -26,8 +26,8 @@ def test_without_head_norms() -> None:
             v = R.reshape(parts[2], (4, 1, 8))
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("norm"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("norm"), ty_args=KV)
-            o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(16),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q1, k1, v, R.tuple(), k_cache, v_cache, state,
+                                   T.int64(16), T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -36,8 +36,8 @@ def test_without_head_norms() -> None:
     def after(qkv: QKV, table: TABLE, k_cache: CACHE, v_cache: CACHE, state: STATE):
         with R.dataflow():
             result = R.call_pure_packed(
-                "dflashc.attention_block", qkv, R.tuple(), table, k_cache, v_cache, state, T.int64(2), T.int64(1),
-                T.int64(8), R.str("norm"), T.int64(16), T.float64(0.25), R.str("causal"), T.float64(0.0),
+                "dflashc.attention_block", qkv, R.tuple(), R.tuple(), table, k_cache, v_cache, state, T.int64(2),
+                T.int64(1), T.int64(8), R.str("norm"), T.int64(16), T.float64(0.25), R.str("causal"), T.float64(0.0),
                 R.str("f32"), ty_args=Q_FLAT)
             R.output(result)
         return result
@@ -47,13 +47,13 @@ def test_without_head_norms() -> None:
 
 def head_norms(order: tuple[int, int, int] = (0, 1, 2), k_pairing: str = "neox", k_epsilon: float = 1e-6,
                other_table: bool = False) -> relax.Function:
-    """Attention with head norms, where Q and K may differ in what the fused call has once."""
+    """Attention with head norms and sinks, where Q and K may differ in what the fused call has once."""
     first, second, third = order
     index = 1 if other_table else 0
 
     @R.function
-    def function(qkv: QKV, q_norm: HEAD, k_norm: HEAD, table: TABLE, table1: TABLE, k_cache: CACHE, v_cache: CACHE,
-                 state: STATE):
+    def function(qkv: QKV, q_norm: HEAD, k_norm: HEAD, sinks: SINKS, table: TABLE, table1: TABLE, k_cache: CACHE,
+                 v_cache: CACHE, state: STATE):
         with R.dataflow():
             parts = R.split(qkv, [16, 24], axis=-1)
             q = R.reshape(parts[first], (4, 2, 8))
@@ -63,8 +63,8 @@ def head_norms(order: tuple[int, int, int] = (0, 1, 2), k_pairing: str = "neox",
             k1 = R.call_pure_packed("dflashc.rms_norm", k, k_norm, T.float64(k_epsilon), ty_args=KV)
             q2 = R.call_pure_packed("dflashc.rope", q1, table, R.str("neox"), ty_args=Q)
             k2 = R.call_pure_packed("dflashc.rope", k1, [table, table1][index], R.str(k_pairing), ty_args=KV)
-            o = R.call_pure_packed("dflashc.attention", q2, k2, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q2, k2, v, (sinks,), k_cache, v_cache, state,
+                                   T.int64(0), T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -72,13 +72,13 @@ def head_norms(order: tuple[int, int, int] = (0, 1, 2), k_pairing: str = "neox",
     return function
 
 
-def test_with_head_norms() -> None:
+def test_with_head_norms_and_sinks() -> None:
     @R.function
-    def after(qkv: QKV, q_norm: HEAD, k_norm: HEAD, table: TABLE, table1: TABLE, k_cache: CACHE, v_cache: CACHE,
-              state: STATE):
+    def after(qkv: QKV, q_norm: HEAD, k_norm: HEAD, sinks: SINKS, table: TABLE, table1: TABLE, k_cache: CACHE,
+              v_cache: CACHE, state: STATE):
         with R.dataflow():
             result = R.call_pure_packed(
-                "dflashc.attention_block", qkv, (q_norm, k_norm), table, k_cache, v_cache, state, T.int64(2),
+                "dflashc.attention_block", qkv, (q_norm, k_norm), (sinks,), table, k_cache, v_cache, state, T.int64(2),
                 T.int64(1), T.int64(8), R.str("neox"), T.int64(0), T.float64(0.25), R.str("causal"), T.float64(1e-6),
                 R.str("f32"), ty_args=Q_FLAT)
             R.output(result)
@@ -105,8 +105,8 @@ def test_a_norm_of_q_alone_keeps_the_graph() -> None:
             q1 = R.call_pure_packed("dflashc.rms_norm", q, q_norm, T.float64(1e-6), ty_args=Q)
             q2 = R.call_pure_packed("dflashc.rope", q1, table, R.str("neox"), ty_args=Q)
             k2 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
-            o = R.call_pure_packed("dflashc.attention", q2, k2, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q2, k2, v, R.tuple(), k_cache, v_cache, state,
+                                   T.int64(0), T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -124,8 +124,8 @@ def test_projections_that_did_not_merge_keep_the_graph() -> None:
             v = R.reshape(parts[1], (4, 1, 8))
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("neox"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
-            o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q1, k1, v, R.tuple(), k_cache, v_cache, state,
+                                   T.int64(0), T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -143,8 +143,8 @@ def test_a_fourth_projection_of_the_same_input_keeps_the_graph() -> None:
             v = R.reshape(parts[2], (4, 1, 8))
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("neox"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
-            o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q1, k1, v, R.tuple(), k_cache, v_cache, state,
+                                   T.int64(0), T.float64(0.25), R.str("causal"), ty_args=Q)
             flat = R.reshape(o, (4, 16))
             result = (flat, parts[3])
             R.output(result)
@@ -161,8 +161,8 @@ def test_attention_without_rope_keeps_the_graph() -> None:
             q = R.reshape(parts[0], (4, 2, 8))
             k = R.reshape(parts[1], (4, 1, 8))
             v = R.reshape(parts[2], (4, 1, 8))
-            o = R.call_pure_packed("dflashc.attention", q, k, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q, k, v, R.tuple(), k_cache, v_cache, state,
+                                   T.int64(0), T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 16))
             R.output(result)
         return result
@@ -180,8 +180,8 @@ def test_a_result_that_stays_in_heads_keeps_the_graph() -> None:
             v = R.reshape(parts[2], (4, 1, 8))
             q1 = R.call_pure_packed("dflashc.rope", q, table, R.str("neox"), ty_args=Q)
             k1 = R.call_pure_packed("dflashc.rope", k, table, R.str("neox"), ty_args=KV)
-            o = R.call_pure_packed("dflashc.attention", q1, k1, v, k_cache, v_cache, state, T.int64(0),
-                                   T.float64(0.25), R.str("causal"), ty_args=Q)
+            o = R.call_pure_packed("dflashc.attention", q1, k1, v, R.tuple(), k_cache, v_cache, state,
+                                   T.int64(0), T.float64(0.25), R.str("causal"), ty_args=Q)
             result = R.reshape(o, (4, 1, 16))
             R.output(result)
         return result

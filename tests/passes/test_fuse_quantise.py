@@ -55,22 +55,24 @@ def test_gated() -> None:
 
 def test_attention_block() -> None:
     @R.function
-    def before(qkv: Y2, norm: R.Tensor((64,), "float32"), table: TABLE, k_cache: CACHE, v_cache: CACHE, state: STATE):
+    def before(qkv: Y2, norm: R.Tensor((64,), "float32"), sinks: R.Tensor((4,), "float32"), table: TABLE,
+               k_cache: CACHE, v_cache: CACHE, state: STATE):
         with R.dataflow():
             o = R.call_pure_packed(
-                "dflashc.attention_block", qkv, (norm, norm), table, k_cache, v_cache, state, T.int64(4), T.int64(2),
-                T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6),
+                "dflashc.attention_block", qkv, (norm, norm), (sinks,), table, k_cache, v_cache, state, T.int64(4),
+                T.int64(2), T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6),
                 R.str("f32"), ty_args=Y)
             q = R.call_pure_packed("dflashc.quantise", o, R.str("q8_32"), ty_args=Q32)
             R.output(q)
         return q
 
     @R.function
-    def after(qkv: Y2, norm: R.Tensor((64,), "float32"), table: TABLE, k_cache: CACHE, v_cache: CACHE, state: STATE):
+    def after(qkv: Y2, norm: R.Tensor((64,), "float32"), sinks: R.Tensor((4,), "float32"), table: TABLE,
+               k_cache: CACHE, v_cache: CACHE, state: STATE):
         with R.dataflow():
             q = R.call_pure_packed(
-                "dflashc.attention_block", qkv, (norm, norm), table, k_cache, v_cache, state, T.int64(4), T.int64(2),
-                T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6),
+                "dflashc.attention_block", qkv, (norm, norm), (sinks,), table, k_cache, v_cache, state, T.int64(4),
+                T.int64(2), T.int64(64), R.str("neox"), T.int64(16), T.float64(0.125), R.str("causal"), T.float64(1e-6),
                 R.str("q8_32"), ty_args=Q32)
             R.output(q)
         return q

@@ -118,7 +118,9 @@ class ReferenceDrafter:
         block_keys, block_values = self._keys_values(x, layer, positions)
         keys, values = self._cache.read(layer)
         keys, values = np.concatenate([keys, block_keys]), np.concatenate([values, block_values])
-        mixed = attention(queries, keys, values, self._visible(layer, len(x)), config.head_size**-0.5)
+        sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
+        mixed = attention(queries, keys, values, self._visible(layer, len(x)), config.head_size**-0.5,
+                          None if sinks is None else sinks.values)
         return self._project(mixed, layer, "attn_output")
 
     def _visible(self, layer: int, rows: int) -> np.ndarray:

@@ -115,7 +115,12 @@ class Rope:
 
 
 def attention(
-    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray, scale: float
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    visible: np.ndarray,
+    scale: float,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Grouped-query attention: query head j reads key head j // (heads / key heads).
 
@@ -125,6 +130,8 @@ def attention(
         (rows, heads, d), (length, key heads, d), (length, key heads, d).
     visible
         (rows, length), true where a row may look.
+    sinks
+        (heads,), a logit that every row's softmax has besides its keys, and no value (Xiao et al., 2023).
 
     Returns
     -------
@@ -136,7 +143,9 @@ def attention(
     values = np.repeat(values, group, axis=1)
     scores = np.einsum("rhd,lhd->hrl", queries, keys) * scale
     scores = np.where(visible, scores, -np.inf)
-    return np.einsum("hrl,lhd->rhd", softmax(scores), values).reshape(rows, -1)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, rows, 1))], axis=-1)
+    return np.einsum("hrl,lhd->rhd", softmax(scores)[..., : len(keys)], values).reshape(rows, -1)
 
 
 def quantise_activations(x: np.ndarray, group: int) -> np.ndarray:

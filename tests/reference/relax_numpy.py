@@ -186,6 +186,7 @@ def _attention(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
+    sinks: tuple,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     state: np.ndarray,
@@ -198,7 +199,7 @@ def _attention(
     distance = np.arange(start, end)[:, None] - np.arange(end)
     visible = ((distance >= 0) | (mask == "block")) & ((distance < window) | (window == 0))
     keys, values = (cache[:, :end].swapaxes(0, 1).astype(q.dtype) for cache in (k_cache, v_cache))
-    return functions.attention(q, keys, values, visible, scale).reshape(q.shape)
+    return functions.attention(q, keys, values, visible, scale, *sinks).reshape(q.shape)
 
 
 def _gated_linear(x: Any, gate: np.ndarray, up: np.ndarray, activation: str, form: str, result: str) -> Any:
@@ -222,6 +223,7 @@ def _norm(x: np.ndarray, delta: tuple, post_weight: tuple, weight: tuple, epsilo
 def _attention_block(
     qkv: np.ndarray,
     norms: tuple,
+    sinks: tuple,
     table: np.ndarray,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
@@ -241,7 +243,8 @@ def _attention_block(
     if norms:
         q, k = functions.rms_norm(q, norms[0], epsilon), functions.rms_norm(k, norms[1], epsilon)
     q, k = _rope(q, table, pairing), _rope(k, table, pairing)
-    return quantise(_attention(q, k, v, k_cache, v_cache, state, window, scale, mask).reshape(len(qkv), -1), form)
+    output = _attention(q, k, v, sinks, k_cache, v_cache, state, window, scale, mask)
+    return quantise(output.reshape(len(qkv), -1), form)
 
 
 def _features(taps: tuple, form: str) -> Any:
@@ -251,6 +254,7 @@ def _features(taps: tuple, form: str) -> Any:
 def _kv_injection(
     dense: Sequence[np.ndarray],
     weights: tuple,
+    biases: tuple,
     norms: tuple,
     table: np.ndarray,
     caches: tuple,
@@ -262,7 +266,8 @@ def _kv_injection(
 ) -> np.ndarray:
     assert len(weights) == len(caches) == 2 * len(norms)
     for layer, norm in enumerate(norms):
-        k, v = ((dense[i] @ weights[i].T).reshape(-1, kv_heads, head_size) for i in (2 * layer, 2 * layer + 1))
+        k, v = ((dense[i] @ weights[i].T + (biases[i] if biases else 0)).reshape(-1, kv_heads, head_size)
+                for i in (2 * layer, 2 * layer + 1))
         k = _rope(functions.rms_norm(k, norm, epsilon), table, pairing)
         _cache_write(k, v, caches[2 * layer], caches[2 * layer + 1], state)
     return np.zeros(1, np.int64)

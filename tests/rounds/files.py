@@ -51,14 +51,16 @@ def counting_pairs(folder: Path, default: str) -> dict[str, Files]:
 
 
 def random_pairs(folder: Path, default: str) -> dict[str, Files]:
-    """A random target with random drafters: both versions with a window in every layer, version 1 without, and the
-    same weights in version 2 with convolutions that change nothing and a selector without a say."""
+    """A random target with random drafters: both versions with a window in every layer, version 1 without; one with
+    biases and sinks; and the same weights as the second in version 2 with convolutions that change nothing and a
+    selector without a say."""
     target = folder / "random.gguf"
     write_target(target, _TARGET, Formats(default))
     full = DrafterShape(drafter_body(target), _TAPS)
     shapes = {"random": full, **{
         f"windowed-v{version}": replace(full, sliding_window=WINDOW, full_layers=0, version=version)
-        for version in (1, 2)}}
+        for version in (1, 2)},
+        "biased": replace(full, sliding_window=WINDOW, bias=True, sinks=True)}
     drafters = {name: folder / f"{name}-drafter.gguf" for name in (*shapes, "identity")}
     for name, shape in shapes.items():
         write_drafter(drafters[name], target, shape, _formats(default, shape.version))

@@ -86,14 +86,14 @@ def test_whole_blocks_propose_the_first_rows_of_the_widest(name: str, workshop: 
         assert np.array_equal(narrow.residual, widest.residual[: width + 1])
 
 
-@pytest.mark.parametrize("name", ["random", *WINDOWED])
+@pytest.mark.parametrize("name", ["random", "biased", *WINDOWED])
 def test_blocks_of_the_reference(name: str, workshop: Workshop) -> None:
     """On contexts shorter and longer than the window, within what activations that round otherwise to int8 make."""
     check_blocks(workshop, name, 0.04)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["random", *WINDOWED])
+@pytest.mark.parametrize("name", ["random", "biased", *WINDOWED])
 def test_float32_blocks_of_the_reference(name: str, float32_workshop: Workshop) -> None:
     """Where nothing is rounded to int8."""
     check_blocks(float32_workshop, name, 1e-3)

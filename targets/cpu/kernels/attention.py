@@ -6,7 +6,8 @@ rows; so decode, verify and prefill agree to the last bit. Knows nothing of mode
 Common to all kernels: row i of a program has position n + i, n = state[0]; n + rows <= capacity. Matrix qkv has a row
 per token with columns q (query_heads * D) | k (kv_heads * D) | v (kv_heads * D). query_heads = G * kv_heads; query head
 h * G + g reads KV head h. `window` is the number of keys a row sees, itself the last of them; 0 is no limit.
-`capacity` is that of the caches in tokens, a multiple of 256; their layout: see attention_head.
+`capacity` is that of the caches in tokens, a multiple of 256; their layout: see attention_head. `denominator` is
+"keys", or "sinks" where each query head has one more logit, without a value, in the denominator of its softmax.
 """
 
 from __future__ import annotations
@@ -206,16 +207,17 @@ def _norms(kernel: KernelBuilder, weights: list[Expr]) -> list[HeadNorm | None]:
     return [HeadNorm(weight, epsilon) for weight in weights]
 
 
-def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal") -> Kernel:
+def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal", denominator: str = "keys") -> Kernel:
     """Merge the parts of `attention` and store the heads' outputs in an activation form, (rows, query_heads * D).
 
     One unit = one row and heads_per_unit(D, form) query heads, of which query_heads must be a multiple;
-    units = rows * query_heads / heads_per_unit. Compiled for size = D, form and mask.
+    units = rows * query_heads / heads_per_unit. Compiled for size = D, form, mask and denominator.
 
     Arguments
     ---------
     state : int64
     partial_values, partial_sums : float32, of `attention`
+    sinks : float32 (query_heads,); only of denominator "sinks"
     output_* : the form's buffers
     rows, kv_heads, group, window : i64; the values `attention` ran with
     """
@@ -225,6 +227,7 @@ def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal") 
         state = kernel.buffer("state", "int64")
         partial_values = kernel.buffer("partial_values", "float32")
         partial_sums = kernel.buffer("partial_sums", "float32")
+        sinks = kernel.buffer("sinks", "float32") if denominator == "sinks" else None
         outputs = declare_form(kernel, form, "output")
         rows, kv_heads, group, window = (kernel.scalar(name) for name in ("rows", "kv_heads", "group", "window"))
         merged, result = Merged(traits, 1, size), local(heads * size, "float32")
@@ -239,6 +242,8 @@ def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal") 
                 head = bind(block * heads + i)
                 kv_head, g = bind(tirx.truncdiv(head, group)), bind(tirx.truncmod(head, group))
                 merged.reset()
+                if sinks is not None:
+                    merged.see_sink(zero, load(sinks, head))
                 with T.serial(first_part, tirx.truncdiv(last, PART) + 1) as part:
                     query = bind(((part * kv_heads + kv_head) * rows + row) * group + g)
                     merged.add(zero, bind(broadcast(load(partial_sums, query * 2), lanes)),
@@ -281,17 +286,19 @@ def kv_write(traits: Traits, size: int, pairing: str, head_norm: bool) -> Kernel
     return kernel.kernel
 
 
-def attention_prefill(traits: Traits, group: int, size: int, pairing: str, head_norm: bool) -> Kernel:
+def attention_prefill(traits: Traits, group: int, size: int, pairing: str, head_norm: bool,
+                      denominator: str = "keys") -> Kernel:
     """Attention of a prefill program's rows, whose K and V `kv_write` has stored; no merge follows.
 
     One unit = 16 rows of one KV head, unit = head * (rows / 16) + block, last rows first, for they see the most keys;
-    units = kv_heads * rows / 16. Compiled for group = G, size = D, pairing, head_norm.
+    units = kv_heads * rows / 16. Compiled for group = G, size = D, pairing, head_norm, denominator.
 
     Arguments
     ---------
     state, qkv, cosine, sine : as in `attention`
     q_norm : float32 (D,); only with head_norm
     keys, values : float16 caches
+    sinks : float32 (query_heads,); only of denominator "sinks"
     output : float32 (rows, query_heads * D)
     rows, leading, kv_heads, capacity, window, pairs : i64; rows a multiple of 16
     scale : f32, factor of the scores
@@ -301,6 +308,7 @@ def attention_prefill(traits: Traits, group: int, size: int, pairing: str, head_
     lanes, queries = traits.lanes, BLOCK * group
     with kernel.build():
         state, qkv, tables, weights, caches = _inputs(kernel, ("q_norm",) if head_norm else ())
+        sinks = kernel.buffer("sinks", "float32") if denominator == "sinks" else None
         output = kernel.buffer("output", "float32")
         rows, leading, kv_heads, capacity, window, pairs = (
             kernel.scalar(name) for name in ("rows", "leading", "kv_heads", "capacity", "window", "pairs"))
@@ -319,6 +327,9 @@ def attention_prefill(traits: Traits, group: int, size: int, pairing: str, head_
                 projections.query(bind(first_row + i), head * group + g, norm, scale, softmax.query,
                                   (i * group + g) * size)
             merged.reset()
+            if sinks is not None:
+                with T.serial(0, queries) as query:
+                    merged.see_sink(query, load(sinks, bind(head * group + tirx.truncmod(query, group))))
             first_part = tirx.truncdiv(reach.first(position), PART)
             with T.serial(first_part, tirx.truncdiv(position + (BLOCK - 1), PART) + 1) as part:
                 _emit_part(softmax, group, BLOCK, cache, head, part, position, reach)

@@ -270,6 +270,13 @@ class Merged(State):
     value likewise. `total` is the same in every lane.
     """
 
+    def see_sink(self, row: Expr, logit: Expr) -> None:
+        """Let a row that has seen nothing yet see an attention sink: a score without a value."""
+        traits, lanes = self.traits, self.traits.lanes
+        highest = broadcast(tirx.max(logit, const(_LOWEST, "float32")), lanes)
+        store(self.maximum, row * lanes, highest, lanes)
+        store(self.total, row * lanes, const(1, traits.f32), lanes)
+
     def add(self, row: Expr, maximum: Expr, total: Expr, value: Callable[[Expr], Expr]) -> None:
         """Merge one part into `row`: maximum and total as vectors of equal lanes, value(i) the vector from i on."""
         traits, lanes = self.traits, self.traits.lanes

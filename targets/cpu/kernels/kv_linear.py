@@ -22,9 +22,13 @@ from dflashc.targets.cpu.kernels.tiles import row_chunks, row_tiles, rows_name
 from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits
 
+HEAD_UNIT = 16
+"""What the size of a head must be a multiple of: norms and biases of the layers then lie without gaps."""
 
-def kv_linear(traits: Traits, format_name: str, rows: int | None, size: int, pairing: str) -> Kernel:
-    """K = rope(rms_norm(x . Wk)) and V = x . Wv into the caches of several layers. Unit = one head of one matrix.
+
+def kv_linear(traits: Traits, format_name: str, rows: int | None, size: int, pairing: str, epilogue: str) -> Kernel:
+    """K = rope(rms_norm(x . Wk (+ bk))) and V = x . Wv (+ bv) into the caches of several layers. Unit = one head of one
+    matrix.
 
     The matrices (kv_heads * D, K) of a launch are consecutive ones of layer 0's K, layer 0's V, layer 1's K, … and lie
     packed one behind the other; unit = matrix * kv_heads + head, matrix counted from the launch's first.
@@ -34,23 +38,27 @@ def kv_linear(traits: Traits, format_name: str, rows: int | None, size: int, pai
     rows : int or None
         Activation rows, at most 16; None for a runtime number, a multiple of 16.
     size : int
-        D, a multiple of 16.
+        D, a multiple of `HEAD_UNIT`.
     pairing : str
         "neox" or "norm", see `Rotation`.
+    epilogue : str
+        "store" or "store_bias".
 
     Notes
     -----
-    Arguments: the activation's buffers, weight uint8 (the first matrix), k_norms float32 (layers, D), state int64
-    (row m has position state[0] + m), cosine and sine float32 (M, pairs), keys float16 [layers][kv_heads][C / L][D][L],
-    values float16 [layers][kv_heads][C][D]; then the scalars [rows,] columns (K), kv_heads, capacity (C), pairs,
-    first_matrix (index of the launch's first matrix), epsilon (f32).
+    Arguments: the activation's buffers, weight uint8 (the first matrix), [biases float32 (2 * layers, kv_heads * D),]
+    k_norms float32 (layers, D), state int64 (row m has position state[0] + m), cosine and sine float32 (M, pairs),
+    keys float16 [layers][kv_heads][C / L][D][L], values float16 [layers][kv_heads][C][D]; then the scalars [rows,]
+    columns (K), kv_heads, capacity (C), pairs, first_matrix (index of the launch's first matrix), epsilon (f32).
     """
     layout = PACKED_FORMATS[format_name]
     groups = size // traits.lanes
-    k = KernelBuilder(f"kv_linear_{format_name}_{rows_name(rows)}_d{size}_{pairing}", traits)
+    k = KernelBuilder(f"kv_linear_{format_name}_{rows_name(rows)}_d{size}_{pairing}_{epilogue}", traits)
     with k.build():
         activations = declare_form(k, layout.form, "input")
-        weight, k_norms = k.buffer("weight", "uint8"), k.buffer("k_norms", "float32")
+        weight = k.buffer("weight", "uint8")
+        biases = k.buffer("biases", "float32") if epilogue == "store_bias" else None
+        k_norms = k.buffer("k_norms", "float32")
         state, cosine, sine = k.buffer("state", "int64"), k.buffer("cosine", "float32"), k.buffer("sine", "float32")
         keys, values = k.buffer("keys", "float16"), k.buffer("values", "float16")
         count = k.scalar("rows") if rows is None else rows
@@ -63,14 +71,18 @@ def kv_linear(traits: Traits, format_name: str, rows: int | None, size: int, pai
             layer = bind(tirx.truncdiv(matrix, i64(2)))
             is_key = bind(tirx.truncmod(matrix, i64(2)) == i64(0))
             base = bind((layer * kv_heads + head) * (capacity * size))
+            first_output = bind((matrix * kv_heads + head) * i64(size))
             norm = HeadNorm(_copy(traits, k_norms, bind(layer * size), size), epsilon)
             with row_chunks(count) as (first_row, chunk):
                 outputs = local(chunk * size, "float32")
                 with T.serial(i64(0), i64(groups)) as g, row_tiles(traits, first_row, chunk) as tile:
                     group = bind(unit * i64(groups) + g)
                     products = row_group_products(traits, layout, weight, group, activations, tile, columns)
+                    added = None if biases is None else bind(
+                        load(biases, first_output + g * i64(traits.lanes), traits.lanes))
                     for row, product in zip(tile.rows, products, strict=True):
-                        store(outputs, (row - first_row) * i64(size) + g * i64(traits.lanes), product, traits.lanes)
+                        output = product if added is None else product + added
+                        store(outputs, (row - first_row) * i64(size) + g * i64(traits.lanes), output, traits.lanes)
                 with T.serial(i64(0), i64(chunk)) as m:
                     row, offset = bind(first_row + m), bind(m * i64(size))
                     position = bind(load(state, 0) + row)

@@ -30,6 +30,7 @@ class Shape:
     pairing: str
     head_norm: bool
     kv_heads: int = 2
+    sinks: bool = False
 
     @property
     def heads(self) -> int:
@@ -37,18 +38,23 @@ class Shape:
 
     @property
     def suffix(self) -> str:
-        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}"
+        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}{self.last}"
+
+    @property
+    def last(self) -> str:
+        return "_sinks" if self.sinks else ""
 
     def requests(self, rows: tuple[int, ...], forms: tuple[str, ...] = ("f32",)) -> list[KernelRequest]:
         """Every kernel that programs of these rows and prefill programs need."""
         common = (self.size, self.pairing, self.head_norm)
+        denominator = ("sinks",) if self.sinks else ()
         result = [KernelRequest(f"attention_{m}_{self.group}_{self.suffix}", attention, (m, self.group, *common))
                   for m in rows]
-        result += [KernelRequest(f"attention_merge_{self.size}_{form}", attention_merge, (self.size, form))
-                   for form in forms]
+        result += [KernelRequest(f"attention_merge_{self.size}_{form}{self.last}", attention_merge,
+                                 (self.size, form, "causal", *denominator)) for form in forms]
         result.append(KernelRequest(f"kv_write_{self.suffix}", kv_write, common))
         result.append(KernelRequest(f"attention_prefill_{self.group}_{self.suffix}", attention_prefill,
-                                    (self.group, *common)))
+                                    (self.group, *common, *denominator)))
         return result
 
 
@@ -77,6 +83,7 @@ class Sequence:
         self.qkv = random.standard_normal((self.tokens, columns), np.float32)
         self.q_norm = random.uniform(0.5, 1.5, shape.size).astype(np.float32)
         self.k_norm = random.uniform(0.5, 1.5, shape.size).astype(np.float32)
+        self.sinks = random.uniform(-3, 6, shape.heads).astype(np.float32)
         angle = np.outer(self.start + np.arange(self.tokens), 1e4 ** (-np.arange(self.pairs) / max(self.pairs, 1)))
         self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.keys = np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float16)
@@ -100,6 +107,9 @@ class Sequence:
     def _norms(self, *names: str) -> list[np.ndarray]:
         return [getattr(self, name) for name in names] if self.shape.head_norm else []
 
+    def _sinks(self) -> list[np.ndarray]:
+        return [self.sinks] if self.shape.sinks else []
+
     def _epsilon(self) -> list[float]:
         return [self.epsilon] if self.shape.head_norm else []
 
@@ -116,9 +126,9 @@ class Sequence:
             self.qkv.shape[1], shape.kv_heads, self.capacity, self.window, self.pairs, self.scale, *self._epsilon()],
             units)
         result = np.zeros((rows, shape.heads * shape.size), np.float32)
-        self.library.run(f"attention_merge_{shape.size}_{form}", [
-            inputs[0], partial_values, partial_sums, *(outputs or [result]), rows, shape.kv_heads, shape.group,
-            self.window], rows * shape.heads // heads_per_unit(shape.size, form))
+        self.library.run(f"attention_merge_{shape.size}_{form}{shape.last}", [
+            inputs[0], partial_values, partial_sums, *self._sinks(), *(outputs or [result]), rows, shape.kv_heads,
+            shape.group, self.window], rows * shape.heads // heads_per_unit(shape.size, form))
         return result
 
     def prefill(self, first: int, rows: int) -> np.ndarray:
@@ -130,8 +140,8 @@ class Sequence:
             self.capacity, self.pairs, *self._epsilon()], units)
         result = np.zeros((rows, shape.heads * shape.size), np.float32)
         self.library.run(f"attention_prefill_{shape.group}_{shape.suffix}", [
-            *inputs, *self._norms("q_norm"), self.packed_keys, self.values, result, rows, leading, shape.kv_heads,
-            self.capacity, self.window, self.pairs, self.scale, *self._epsilon()], units)
+            *inputs, *self._norms("q_norm"), self.packed_keys, self.values, *self._sinks(), result, rows, leading,
+            shape.kv_heads, self.capacity, self.window, self.pairs, self.scale, *self._epsilon()], units)
         return result
 
     def run(self, widths: Iterable[int]) -> np.ndarray:
@@ -180,6 +190,10 @@ class Sequence:
         result = np.empty((self.tokens, shape.heads, shape.size))
         for head in range(shape.heads):
             score = np.where(seen, queries[:, head] @ keys[head // shape.group].T, -np.inf)
-            weight = np.exp(score - score.max(-1, keepdims=True))
-            result[:, head] = weight / weight.sum(-1, keepdims=True) @ values[head // shape.group]
+            highest = score.max(-1, keepdims=True)
+            weight = np.exp(score - highest)
+            total = weight.sum(-1, keepdims=True)
+            if shape.sinks:
+                total += np.exp(self.sinks[head] - highest)
+            result[:, head] = weight / total @ values[head // shape.group]
         return result.reshape(self.tokens, -1)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,11 +25,11 @@ MAIN = Shape(2, 64, "neox", True)
 WIDTHS = {
     MAIN: (1, 4, 7, 16),
     Shape(1, 128, "norm", False, kv_heads=3): (1, 5),
-    Shape(3, 80, "neox", False): (1, 2),
+    Shape(3, 80, "neox", False, sinks=True): (1, 2),
     Shape(4, 256, "neox", True, kv_heads=1): (1, 3),
     Shape(5, 96, "norm", True, kv_heads=1): (1, 8),
     Shape(7, 64, "neox", False, kv_heads=1): (1, 9),
-    Shape(8, 128, "norm", True, kv_heads=1): (1, 11),
+    Shape(8, 128, "norm", True, kv_heads=1, sinks=True): (1, 11),
 }
 SHAPES = list(WIDTHS)
 # The levels differ in their lanes and in FMA; AVX-VNNI has nothing for attention that AVX2 lacks.
@@ -144,6 +145,17 @@ def test_scores_of_any_size(library: Library) -> None:
     output = sequence.run([16])
     # float32's rounding of a score of some hundreds is an error of about 1e-4 in its exponential
     np.testing.assert_allclose(output, sequence.expected(), rtol=0, atol=5e-4)
+
+
+def test_sinks_of_any_size(libraries: Libraries, tmp_path: Path) -> None:
+    """One far above the scores leaves nothing of the values, one far below takes nothing, to the last bit."""
+    shape, level = SHAPES[2], best_level(host_features()).name
+    below, above = (Sequence(libraries(level, shape), shape, 300, 2) for _ in range(2))
+    without = replace(shape, sinks=False)
+    plain = Sequence(Library(level, without.requests((2,)), tmp_path), without, 300, 2)
+    below.sinks[:], above.sinks[:] = (-1e9, -np.inf, -300) * 2, 1000
+    assert_same_bits(below.run([2]), plain.run([2]))
+    assert (above.run([2]) == 0).all()
 
 
 def test_depth(library: Library) -> None:

@@ -13,8 +13,10 @@ from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 LAYERS, KV_HEADS, COLUMNS, CAPACITY, START = 3, 2, 256, 256, 37
 MATRICES, TOKENS, EPSILON = 2 * LAYERS, 32, 1e-6
-CASES = [("Q8_0", 64, "neox", 32), ("Q4_K", 128, "norm", 48), ("F16", 80, "neox", 20)]
-"""GGUF type, head size, pairing, rotated pairs."""
+CASES = [("Q8_0", 64, "neox", 32, "store_bias"), ("Q4_K", 128, "norm", 48, "store"), ("F16", 80, "neox", 20, "store")]
+"""GGUF type, head size, pairing, rotated pairs, epilogue."""
+Parameters = tuple[str, int, str, int, str]
+IDS = [f"{c[0]}-d{c[1]}-{c[2]}" for c in CASES]
 ROWS = [1, 2, 7, 8, 16, None]
 
 
@@ -26,11 +28,11 @@ def symbol(kernel: str, *words: object) -> str:
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     require_level(request.param)
     requests = []
-    for type_name, size, pairing, _ in CASES:
+    for type_name, size, pairing, _, epilogue in CASES:
         layout = packed_format(type_name).format.name
-        requests += [KernelRequest(symbol("kv_linear", layout, rows), kv_linear, (layout, rows, size, pairing))
-                     for rows in ROWS]
-        requests += [KernelRequest(symbol("matmul", layout), matmul, (layout, None, "store")),
+        requests += [KernelRequest(symbol("kv_linear", layout, rows), kv_linear,
+                                   (layout, rows, size, pairing, epilogue)) for rows in ROWS]
+        requests += [KernelRequest(symbol("matmul", layout), matmul, (layout, None, epilogue)),
                      KernelRequest(symbol("kv_write", size), kv_write, (size, pairing, True))]
     return Library(request.param, requests, tmp_path_factory.mktemp("kv_linear"))
 
@@ -38,7 +40,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 class Case:
     """Projections of a few layers, and features of 32 tokens."""
 
-    def __init__(self, library: Library, type_name: str, size: int, pairing: str, pairs: int) -> None:
+    def __init__(self, library: Library, type_name: str, size: int, pairing: str, pairs: int, epilogue: str) -> None:
         rng = np.random.default_rng(size)
         self.library, self.size, self.pairing, self.pairs = library, size, pairing, pairs
         self.layout = packed_format(type_name).format
@@ -47,6 +49,8 @@ class Case:
         self.packed = [pack_rows(type_name, b, COLUMNS, library.traits.lanes) for b in blocks]
         self.inputs = samples.quantise(rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32), self.layout.form)
         self.norms = rng.uniform(0.5, 1.5, (LAYERS, size)).astype(np.float32)
+        self.biases = rng.standard_normal((MATRICES, KV_HEADS * size)).astype(np.float32)
+        self.biased = epilogue == "store_bias"
         angle = np.outer(START + np.arange(TOKENS), 1e4 ** (-np.arange(pairs) / pairs))
         self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
@@ -59,8 +63,9 @@ class Case:
         weight = np.concatenate(self.packed[matrices.start : matrices.stop])
         self.library.run(
             symbol("kv_linear", self.layout.name, rows),
-            [*self.inputs, weight, self.norms, np.array([START]), self.cosine, self.sine, *caches,
-             *([TOKENS] if rows is None else []), COLUMNS, KV_HEADS, CAPACITY, self.pairs, matrices.start, EPSILON],
+            [*self.inputs, weight, *([self.biases] if self.biased else []), self.norms, np.array([START]), self.cosine,
+             self.sine, *caches, *([TOKENS] if rows is None else []), COLUMNS, KV_HEADS, CAPACITY, self.pairs,
+             matrices.start, EPSILON],
             len(matrices) * KV_HEADS)
 
     def write_apart(self) -> tuple[np.ndarray, np.ndarray]:
@@ -71,8 +76,9 @@ class Case:
             qkv = np.zeros((TOKENS, 2 * width), np.float32)
             for part in range(2):
                 self.library.run(symbol("matmul", self.layout.name),
-                                 [*self.inputs, self.packed[2 * layer + part], qkv, TOKENS, COLUMNS, width, 2 * width,
-                                  part * width], width // self.library.traits.lanes)
+                                 [*self.inputs, self.packed[2 * layer + part],
+                                  *([self.biases[2 * layer + part]] if self.biased else []), qkv, TOKENS, COLUMNS,
+                                  width, 2 * width, part * width], width // self.library.traits.lanes)
             self.library.run(symbol("kv_write", self.size),
                              [np.array([START]), qkv, self.cosine, self.sine, self.norms[layer], caches[0][layer],
                               caches[1][layer], 2 * width, 0, KV_HEADS, CAPACITY, self.pairs, EPSILON],
@@ -88,6 +94,8 @@ class Case:
     def expected(self, matrix: int) -> np.ndarray:
         """What the matrix puts into its cache, float64 (kv_heads, tokens, D)."""
         x = samples.values_of(self.inputs, self.layout.form) @ self.weights[matrix].T
+        if self.biased:
+            x = x + self.biases[matrix]
         x = x.reshape(TOKENS, KV_HEADS, self.size).swapaxes(0, 1)
         if matrix % 2:
             return x
@@ -101,8 +109,8 @@ class Case:
         return result
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-d{c[1]}-{c[2]}")
-def test_by_formula(library: Library, case: tuple[str, int, str, int]) -> None:
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_by_formula(library: Library, case: Parameters) -> None:
     c = Case(library, *case)
     caches = c.caches()
     c.launch(None, range(MATRICES), caches)
@@ -116,8 +124,8 @@ def test_by_formula(library: Library, case: tuple[str, int, str, int]) -> None:
 
 
 @pytest.mark.parametrize("matrices", [range(MATRICES), range(3, 5), range(1, 2)], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-d{c[1]}-{c[2]}")
-def test_bits_of_matmul_and_cache_write(library: Library, case: tuple[str, int, str, int], matrices: range) -> None:
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_bits_of_matmul_and_cache_write(library: Library, case: Parameters, matrices: range) -> None:
     """Whatever the number of rows, and for launches that hold some of the matrices."""
     c = Case(library, *case)
     expected = c.unpacked(c.write_apart())
