@@ -208,8 +208,8 @@ def _weights(module: tvm.IRModule, tensors: dict[str, GgufTensor], config: Model
             if name in sources or (name not in tensors and name not in frequencies):
                 continue
             array = frequencies.get(name)
-            if array is None and _stays_float(name, tensors[name]):
-                array = tensors[name].dequantise()
+            if array is None:
+                array = _plain(name, tensors[name])
             if array is not None:
                 sources[name] = WeightSource(PackedWeight(name, RAW, "", 1, array.size, array.nbytes), array=array)
                 continue
@@ -220,9 +220,11 @@ def _weights(module: tvm.IRModule, tensors: dict[str, GgufTensor], config: Model
     return sources, list(notes)
 
 
-def _stays_float(name: str, tensor: GgufTensor) -> bool:
-    """Norms, biases and convolution kernels are used as float32 arrays; matrices are packed."""
-    return len(tensor.shape) == 1 or name.endswith("_conv_base")
+def _plain(name: str, tensor: GgufTensor) -> np.ndarray | None:
+    """What is used as a plain array: norms, biases, convolution kernels, and token ids as int32; None for matrices."""
+    if tensor.type_name in ("I32", "I64"):
+        return tensor.array().astype(np.int32)
+    return tensor.dequantise() if len(tensor.shape) == 1 or name.endswith("_conv_base") else None
 
 
 def _ordered(sources: dict[str, WeightSource], adjacent: list[list[str]]) -> dict[str, WeightSource]:

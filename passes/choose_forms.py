@@ -37,8 +37,8 @@ def choose_forms(module: tvm.IRModule, forms: Mapping[str, str]) -> tvm.IRModule
             form = forms[gate.name]
             return op.gated_linear(in_form(r, x, form), gate, up, op.scalar(activation), form, op.scalar(result))
         if name == "dflashc.linear_argmax":
-            x, weight, _ = op.operands(value)
-            return op.linear_argmax(in_form(r, x, forms[weight.name]), weight, forms[weight.name])
+            x, weight, d2t, _ = op.operands(value)
+            return op.linear_argmax(in_form(r, x, forms[weight.name]), weight, list(d2t), forms[weight.name])
         if name == "dflashc.kv_injection":
             (x,), weights, biases, norms, table, caches, state, heads, size, pairing, epsilon, _ = op.operands(value)
             wanted = list(dict.fromkeys(forms[w.name] for w in weights))

@@ -151,14 +151,19 @@ def local_convolution(x: Expr, dynamic: Expr, base: Expr, side: int) -> Expr:
     return operator("local_convolution", [x, dynamic, base], [side], _like(x))
 
 
-def select_candidates(logits: Expr, projected: Expr, tokens: Expr, predecessor: Expr, successor: Expr,
-                      count: int) -> Expr:
+def select_candidates(logits: Expr, d2t: Sequence[Expr], projected: Expr, tokens: Expr, predecessor: Expr,
+                      successor: Expr, count: int) -> Expr:
     """DFlash2's candidate selector, greedy: int32 (m,).
 
     Left to right, row i takes among the `count` largest logits the candidate c with the largest
     logit + sum_r predecessor[previous, r] * projected[i, r] * successor[c, r]; that before row 0 is tokens[0].
+
+    Parameters
+    ----------
+    d2t : empty where logit c is token c's, or the token of each logit, int32
     """
-    return operator("select_candidates", [logits, projected, tokens, predecessor, successor], [count],
+    return operator("select_candidates",
+                    [logits, relax.Tuple(list(d2t)), projected, tokens, predecessor, successor], [count],
                     relax.TensorType((shape(logits)[0],), "int32"))
 
 
@@ -175,6 +180,11 @@ def softcap(x: Expr, cap: float) -> Expr:
 def argmax(logits: Expr) -> Expr:
     """Index of the largest logit of each row, the lowest one on ties: int32 (m,)."""
     return operator("argmax", [logits], [], relax.TensorType((shape(logits)[0],), "int32"))
+
+
+def look_up(indices: Expr, table: Expr) -> Expr:
+    """table[indices], both int32: (m,) of `table` (N,)."""
+    return operator("look_up", [indices, table], [], relax.TensorType((shape(indices)[0],), "int32"))
 
 
 # What the passes make of it ----------------------------------------------------------------------------------------
@@ -243,9 +253,13 @@ def attention_block(qkv: Expr, norms: Sequence[Expr], sinks: Sequence[Expr], tab
                     [*heads, pairing, window, scale, mask, epsilon, form], form_type(form, rows, heads[0] * heads[2]))
 
 
-def linear_argmax(x: Expr, weight: Expr, form: str) -> Expr:
-    """`argmax` of `linear`, without the logits in between; x comes in `form`: int32 (m,)."""
-    return operator("linear_argmax", [x, weight], [form], relax.TensorType((form_rows(x),), "int32"))
+def linear_argmax(x: Expr, weight: Expr, d2t: Sequence[Expr], form: str) -> Expr:
+    """`argmax` of `linear`, without the logits in between; x comes in `form`: int32 (m,).
+
+    `d2t` is empty, or holds the table (N,) in which the result is looked up.
+    """
+    return operator("linear_argmax", [x, weight, relax.Tuple(list(d2t))], [form],
+                    relax.TensorType((form_rows(x),), "int32"))
 
 
 def features(taps: Sequence[Expr], form: str) -> Expr:

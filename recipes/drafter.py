@@ -45,6 +45,8 @@ class DrafterShape:
         1, or 2 with convolutions and candidate selector.
     bias, sinks
         Of the attention: biases on all four projections, a logit per head without a value.
+    draft_vocabulary
+        Tokens of a head of its own, which `d2t` names; 0 to use the target's head.
     """
 
     body: TargetShape
@@ -59,6 +61,7 @@ class DrafterShape:
     full_layers: int = 1
     bias: bool = False
     sinks: bool = False
+    draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
         if self.version not in (1, 2):
@@ -69,6 +72,9 @@ class DrafterShape:
             )
         if not 0 <= self.full_layers <= self.body.layers:
             raise RequestError(f"{self.full_layers} of {self.body.layers} layers cannot be without a window")
+        if not 0 <= self.draft_vocabulary <= self.body.vocabulary:
+            raise RequestError(f"a head of {self.draft_vocabulary} tokens does not fit a vocabulary of "
+                               f"{self.body.vocabulary}")
         if self.block_size < 2:
             raise RequestError(f"block size {self.block_size} leaves no room for a proposal; give 2 or more")
 
@@ -154,6 +160,10 @@ def drafter_tensors(shape: DrafterShape) -> Iterator[Tensor]:
     yield Tensor("fc.weight", (hidden, fused), fused**-0.5)
     yield norm("enc.output_norm.weight", hidden)
     yield norm("output_norm.weight", hidden)
+    if shape.draft_vocabulary:
+        ids = np.random.default_rng(0).permutation(body.vocabulary)[: shape.draft_vocabulary]
+        yield Tensor("output.weight", (len(ids), hidden), hidden**-0.5)
+        yield Tensor("d2t", ids.shape, values=ids.astype(np.int64))
     for layer in range(body.layers):
         yield from layer_tensors(body, f"blk.{layer}.")
         yield from _attention_extras(shape, f"blk.{layer}.")

@@ -103,6 +103,7 @@ def target(
 @click.option("--selector-rank", type=click.IntRange(min=1), help="Version 2.")
 @click.option("--selector-candidates", type=click.IntRange(min=1), help="Version 2.")
 @click.option("--bias", is_flag=True, default=None, help="Biases on q, k, v and the output of attention.")
+@click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Tokens of a reduced head (d2t).")
 @click.option("--sinks", is_flag=True, default=None, help="Attention sinks.")
 def drafter(
     output: Path,

@@ -31,7 +31,7 @@ class Tensor:
     mean
         For plain tensors only; an array is broadcast to `shape`.
     values
-        When given: what to write instead of random numbers, float32 of `shape`.
+        When given: what to write instead of random numbers, float32 of `shape`, or int64, which is stored as such.
     plain
         Always stored as F32, as norms, biases and other small tensors are.
     """
@@ -62,6 +62,8 @@ class Formats:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, tensor: Tensor) -> str:
+        if tensor.values is not None and tensor.values.dtype == np.int64:
+            return "I64"
         if tensor.plain:
             return "F32"
         return self.overrides.get(tensor.role, self.default)
@@ -93,7 +95,9 @@ def write_tensors(path: Path, writer: gguf.GGUFWriter, tensors: Iterable[Tensor]
     for tensor in tensors:
         block_format = formats.of(tensor)
         try:
-            shape = (*tensor.shape[:-1], row_bytes(tensor.shape[-1], block_format))
+            columns = tensor.shape[-1]
+            width = columns * np.dtype(np.int64).itemsize if block_format == "I64" else row_bytes(columns, block_format)
+            shape = (*tensor.shape[:-1], width)
         except RequestError as error:
             raise RequestError(f"{tensor.name}: {error}; override the format of {tensor.role}") from None
         kind = gguf.GGMLQuantizationType[block_format]
@@ -117,6 +121,9 @@ def _hash(text: str) -> int:
 
 def _data(tensor: Tensor, block_format: str, seed: list[int]) -> np.ndarray:
     columns = tensor.shape[-1]
+    if block_format == "I64":
+        assert tensor.values is not None, "there are no random integers"
+        return tensor.values.view(np.uint8)
     if tensor.values is not None:
         return encode(tensor.values.reshape(-1, columns), block_format)
     generator = np.random.default_rng(seed)

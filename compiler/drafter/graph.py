@@ -19,7 +19,6 @@ from dflashc.compiler.models.config import ModelConfig, Rope
 from dflashc.compiler.models.graph import Graph, function
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
-from dflashc.runtime.errors import PairError
 
 
 def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
@@ -44,14 +43,7 @@ def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
         The drafter's tensors by canonical name.
     target_tensors : mapping
         The target's, for the embedding and head that the drafter shares.
-
-    Raises
-    ------
-    PairError
-        A feature that cannot be compiled.
     """
-    if drafter.draft_vocabulary:
-        raise PairError("the drafter has a reduced vocabulary (d2t), which cannot be compiled yet; use another drafter")
     vocabulary = target_tensors["token_embd.weight"].shape[0]
     config = body_config(drafter, vocabulary)
 
@@ -129,8 +121,10 @@ def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, Gguf
         head = _shared(g, "shared" if drafter.head == "shared" else "own",
                        "token_embd.weight" if drafter.head == "tied" else "output.weight", target_tensors)
         logits = g.emit(op.linear(x, head), "logits")
+        d2t = [g.input(f"{PREFIX}d2t", (drafter.draft_vocabulary,), "int32")] if drafter.draft_vocabulary else []
         if drafter.version == 1:  # scale and softcap are monotone: they do not move the arg-max
-            return g.emit(op.argmax(logits), "ids")
+            ids = g.emit(op.argmax(logits), "ids")
+            return g.emit(op.look_up(ids, *d2t), "tokens") if d2t else ids
         if drafter.logit_scale != 1:
             logits = g.emit(op.scale(logits, drafter.logit_scale))
         if drafter.logit_softcap:
@@ -140,8 +134,8 @@ def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, Gguf
         predecessor, successor = (g.weight(f"selector_{which}.weight", c.vocabulary, rank)
                                   for which in ("predecessor", "successor"))
         block = g.input("block", (g.rows,), "int32")
-        return g.emit(op.select_candidates(logits, projected, block, predecessor, successor, drafter.selector_top_k),
-                      "ids")
+        return g.emit(op.select_candidates(logits, d2t, projected, block, predecessor, successor,
+                                           drafter.selector_top_k), "ids")
 
     return function(g, body)
 

@@ -110,7 +110,7 @@ def _read(r: _Reading) -> Drafter:
     offset, stored, taps_rule = _taps(r)
     windows, has_pattern = _windows(r, sizes.layers)
     causal_sliding, causal_full, causality_rule = _causality(r, version, windows, has_pattern)
-    embedding, head, vocabulary, draft_vocabulary = _tables(r, found, version)
+    embedding, head, vocabulary, draft_vocabulary = _tables(r, found)
     scale_key = r.find("embedding scale")
     if f"{a}.rope.freq_base" not in gguf.metadata:
         r.warnings.append(f"{a}.rope.freq_base is missing; 10000 is assumed, as llama.cpp does")
@@ -287,16 +287,15 @@ def _causality(r: _Reading, version: int, windows: tuple[int, ...], has_pattern:
     return False, False, "no layer has a window"
 
 
-def _tables(r: _Reading, found: dict[str, GgufTensor], version: int) -> tuple[
+def _tables(r: _Reading, found: dict[str, GgufTensor]) -> tuple[
         Literal["own", "shared"], Literal["own", "shared", "tied"], int, int]:
     """Whose embedding and head are used, rows of the drafter's own tables, and those of a reduced head."""
     own_embedding, own_head, reduced = (name in found for name in ("token_embd.weight", "output.weight", "d2t"))
     draft_vocabulary = 0
     if reduced:
-        if not own_head or version == 2:
-            raise r.fail("a reduced vocabulary (d2t) "
-                         + ("in a DFlash2 drafter is not supported" if own_head else "needs the drafter's own head, "
-                            "but tensor output.weight is not found") + "; use another drafter")
+        if not own_head:
+            raise r.fail("a reduced vocabulary (d2t) needs the drafter's own head, but tensor output.weight is not found; "
+                         "use another drafter")
         if found["d2t"].type_name not in ("I32", "I64"):
             raise r.fail(f"d2t is {found['d2t'].type_name}; expected token ids, I32 or I64")
         draft_vocabulary = found["output.weight"].shape[0]

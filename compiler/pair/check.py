@@ -79,8 +79,9 @@ def check_pair(target_gguf: GgufFile, target: ModelConfig, drafter_gguf: GgufFil
         warnings += _doubtful_numbering(config, target)
     vocabulary, mask_token, more = check_vocabulary(target_gguf, target.vocabulary, drafter_gguf, drafter)
     warnings += [*more, *_thinking(target_gguf)]
-    if config.selector_top_k > vocabulary:
-        raise PairError(f"the selector takes {config.selector_top_k} candidates of {vocabulary} tokens; "
+    proposed = config.draft_vocabulary or vocabulary
+    if config.selector_top_k > proposed:
+        raise PairError(f"the selector takes {config.selector_top_k} candidates of {proposed} tokens; "
                         "use a drafter made for this target")
     if config.context_length and config.context_length < target.context_length:
         warnings.append(f"the drafter was trained for contexts of {config.context_length} tokens, the target for "

@@ -125,7 +125,7 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
                  [c.operand(x), *flatten(c.result(var)), count, float(op.scalar(scalar))], grain=4)
 
     def linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
-        x, w, _ = op.operands(call)
+        x, w, d2t, _ = op.operands(call)
         weight = c.weight(w)
         rows, units = kernel_rows(c.rows), math.ceil(weight.rows / argmax.ARGMAX_UNIT)
         best, index = c.temporary(units * c.rows * 4), c.temporary(units * c.rows * 4)
@@ -133,8 +133,8 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
                  [*c.operands(x), c.operand(w), best, index, *rows_scalar(rows, c.rows), weight.columns, weight.rows],
                  bytes_read=weight.bytes,
                  flops=2 * c.rows * weight.rows * weight.columns)
-        c.launch(request(argmax.argmax_reduce), "arg-max", Units(c.rows),
-                 [best, index, *flatten(c.result(var)), units, c.rows])
+        c.launch(request(argmax.argmax_reduce, *(["d2t"] if len(d2t) else [])), "arg-max", Units(c.rows),
+                 [best, index, *map(c.operand, d2t), *flatten(c.result(var)), units, c.rows])
 
     return {
         "dflashc.embed": embed, "dflashc.rope_table": rope_table, "dflashc.norm": norm_rule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
@@ -108,9 +109,9 @@ def _norm_convolution(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 def _select_candidates(c: ProgramContext, var: Expr, call: Expr) -> None:
     """The best logits of each segment, then one walk over the rows; the candidates' probabilities stay behind."""
-    logits, projected, block, predecessor, successor, count = op.operands(call)
+    logits, d2t, projected, block, predecessor, successor, count = op.operands(call)
     kept, rank = op.scalar(count), int(op.shape(projected)[1])
-    value, index, segments = _top_candidates(c, logits, kept)
+    value, index, segments = _top_candidates(c, logits, kept, d2t)
     scratch, probability = c.temporary(2 * rank * 4), c.temporary(c.rows * 4)
     tables = [c.weight(predecessor).format, c.weight(successor).format]
     c.launch(request(selector.select_candidates, kept, *tables), "selector walk", Units(1),
@@ -118,11 +119,12 @@ def _select_candidates(c: ProgramContext, var: Expr, call: Expr) -> None:
               scratch, *flatten(c.result(var)), probability, c.rows, segments, rank])
 
 
-def _top_candidates(c: ProgramContext, logits: Expr, count: int) -> tuple[Operand, Operand, int]:
+def _top_candidates(c: ProgramContext, logits: Expr, count: int,
+                    d2t: Sequence[Expr] = ()) -> tuple[Operand, Operand, int]:
     """The `count` best logits of each segment of a row: their values, their ids, and how many segments there are."""
     vocabulary = int(op.shape(logits)[1])
     segments = math.ceil(vocabulary / selector.SEGMENT)
     value, index = (c.temporary(c.rows * segments * count * 4) for _ in range(2))
-    c.launch(request(selector.top_candidates, count), "candidates", Units(c.rows * segments),
-             [c.operand(logits), value, index, vocabulary])
+    c.launch(request(selector.top_candidates, count, *(["d2t"] if len(d2t) else [])), "candidates",
+             Units(c.rows * segments), [c.operand(logits), *map(c.operand, d2t), value, index, vocabulary])
     return value, index, segments

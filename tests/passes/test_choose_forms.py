@@ -107,7 +107,7 @@ def test_gated_units_and_heads() -> None:
         with R.dataflow():
             u = R.call_pure_packed("dflashc.gated_linear", x, by32, also32, R.str("silu"), R.str("f32"), R.str("f32"),
                                    ty_args=Y)
-            ids = R.call_pure_packed("dflashc.linear_argmax", x, by256, R.str("f32"), ty_args=IDS)
+            ids = R.call_pure_packed("dflashc.linear_argmax", x, by256, R.tuple(), R.str("f32"), ty_args=IDS)
             result = (u, ids)
             R.output(result)
         return result
@@ -119,7 +119,7 @@ def test_gated_units_and_heads() -> None:
             u = R.call_pure_packed("dflashc.gated_linear", x32, by32, also32, R.str("silu"), R.str("q8_32"),
                                    R.str("f32"), ty_args=Y)
             x256 = R.call_pure_packed("dflashc.quantise", x, R.str("q8_256"), ty_args=Q256)
-            ids = R.call_pure_packed("dflashc.linear_argmax", x256, by256, R.str("q8_256"), ty_args=IDS)
+            ids = R.call_pure_packed("dflashc.linear_argmax", x256, by256, R.tuple(), R.str("q8_256"), ty_args=IDS)
             result = (u, ids)
             R.output(result)
         return result
@@ -132,7 +132,7 @@ def test_plain_weights_keep_the_graph() -> None:
     def function(x: X, plain: W):
         with R.dataflow():
             y = R.call_pure_packed("dflashc.linear_group", (x,), (plain,), R.tuple(), R.str("f32"), ty_args=Y)
-            ids = R.call_pure_packed("dflashc.linear_argmax", x, plain, R.str("f32"), ty_args=IDS)
+            ids = R.call_pure_packed("dflashc.linear_argmax", x, plain, R.tuple(), R.str("f32"), ty_args=IDS)
             u = R.call_pure_packed("dflashc.gated_linear", x, plain, plain, R.str("silu"), R.str("f32"), R.str("f32"),
                                    ty_args=Y)
             result = (y, ids, u)

@@ -84,13 +84,17 @@ def read_weights(path: Path, dtype: type[np.floating] = np.float64) -> tuple[Met
         if not key.startswith("tokenizer.") or key.endswith("_id")
     }
     weights = {
-        tensor.name: Weight(
-            gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1]).astype(dtype),
-            tensor.tensor_type.name,
-        )
+        tensor.name: Weight(_values(tensor, dtype).reshape(tensor.shape[::-1]), tensor.tensor_type.name)
         for tensor in reader.tensors
     }
     return metadata, weights
+
+
+def _values(tensor: gguf.ReaderTensor, dtype: type[np.floating]) -> np.ndarray:
+    """Integers as they are stored, all else decoded to `dtype`."""
+    if tensor.data.dtype.kind == "i":
+        return tensor.data
+    return gguf.dequantize(tensor.data, tensor.tensor_type).astype(dtype)
 
 
 def read_model(path: Path, dtype: type[np.floating] = np.float64) -> tuple[ModelConfig, Weights]:

@@ -42,6 +42,8 @@ class ReferenceDrafter:
         shares_embedding = "token_embd.weight" not in weights
         self.embedding = target.embedding if shares_embedding else weights["token_embd.weight"]
         self.head = weights.get("output.weight", target.head if shares_embedding else self.embedding)
+        # the token that each logit is of
+        self.tokens = weights["d2t"].values if "d2t" in weights else np.arange(len(self.head.values))
         target_scale = target.config.embedding_scale if shares_embedding else 1.0
         self._embedding_scale = target_scale if config.embedding_scale is None else config.embedding_scale
         self.committed = 0
@@ -69,7 +71,7 @@ class ReferenceDrafter:
         return self._norm(x, "output_norm")
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """Logits (rows, vocabulary) of final-normed hidden states."""
+        """Logits (rows, tokens) of final-normed hidden states."""
         return softcap(self.linear(hidden, self.head) * self.config.logit_scale, self.config.logit_softcap)
 
     def propose(self, anchor: int, width: int) -> list[int]:
@@ -77,14 +79,14 @@ class ReferenceDrafter:
         hidden = self.block_hidden(anchor, width + 1)[1:]
         logits = self.logits(hidden)
         if not self.config.selector_candidates:
-            return [int(row.argmax()) for row in logits]
+            return [int(self.tokens[row.argmax()]) for row in logits]
         gates = self.linear(hidden, self.weights["selector_hidden.weight"])
         proposals: list[int] = []
         previous = anchor
         for row, gate in zip(logits, gates, strict=True):
             candidates = np.argsort(-row, kind="stable")[: self.config.selector_candidates]
-            scores = row[candidates] + self._edges(previous, gate, candidates)
-            previous = int(candidates[scores.argmax()])
+            scores = row[candidates] + self._edges(previous, gate, self.tokens[candidates])
+            previous = int(self.tokens[candidates[scores.argmax()]])
             proposals.append(previous)
         return proposals
 

@@ -306,6 +306,7 @@ def _norm_convolution(
 
 def _select_candidates(
     logits: np.ndarray,
+    d2t: tuple,
     projected: np.ndarray,
     tokens: np.ndarray,
     predecessor: np.ndarray,
@@ -317,9 +318,15 @@ def _select_candidates(
     previous = tokens[0]
     for row, scores in enumerate(logits):
         candidates = np.lexsort((np.arange(len(scores)), -scores))[:count]
-        edges = (predecessor[previous] * projected[row] * successor[candidates]).sum(axis=-1)
-        previous = chosen[row] = candidates[(scores[candidates] + edges).argmax()]
+        named = d2t[0][candidates] if d2t else candidates
+        edges = (predecessor[previous] * projected[row] * successor[named]).sum(axis=-1)
+        previous = chosen[row] = named[(scores[candidates] + edges).argmax()]
     return chosen
+
+
+def _linear_argmax(x: Any, weight: np.ndarray, d2t: tuple, form: str) -> np.ndarray:
+    best = (dequantise(x, form) @ weight.T).argmax(axis=-1).astype(np.int32)
+    return d2t[0][best] if d2t else best
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -345,7 +352,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "dflashc.gated": _gated,
     "dflashc.norm": _norm,
     "dflashc.attention_block": _attention_block,
-    "dflashc.linear_argmax": lambda x, w, form: (dequantise(x, form) @ w.T).argmax(axis=-1).astype(np.int32),
+    "dflashc.look_up": lambda indices, table: table[indices],
+    "dflashc.linear_argmax": _linear_argmax,
     "dflashc.features": _features,
     "dflashc.convolution_linear": _convolution_linear,
     "dflashc.convolution_out": _convolution_out,

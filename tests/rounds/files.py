@@ -51,16 +51,20 @@ def counting_pairs(folder: Path, default: str) -> dict[str, Files]:
 
 
 def random_pairs(folder: Path, default: str) -> dict[str, Files]:
-    """A random target with random drafters: both versions with a window in every layer, version 1 without; one with
-    biases and sinks; and the same weights as the second in version 2 with convolutions that change nothing and a
-    selector without a say."""
+    """A random target with random drafters.
+
+    Both versions with a window in every layer, version 1 without, and its weights in version 2 with convolutions that
+    change nothing and a selector without a say ("identity"); version 1 with biases, sinks and a reduced vocabulary
+    ("biased"), version 2 with the last alone ("reduced").
+    """
     target = folder / "random.gguf"
     write_target(target, _TARGET, Formats(default))
     full = DrafterShape(drafter_body(target), _TAPS)
     shapes = {"random": full, **{
         f"windowed-v{version}": replace(full, sliding_window=WINDOW, full_layers=0, version=version)
         for version in (1, 2)},
-        "biased": replace(full, sliding_window=WINDOW, bias=True, sinks=True)}
+        "biased": replace(full, sliding_window=WINDOW, bias=True, sinks=True, draft_vocabulary=100),
+        "reduced": replace(full, version=2, draft_vocabulary=100)}
     drafters = {name: folder / f"{name}-drafter.gguf" for name in (*shapes, "identity")}
     for name, shape in shapes.items():
         write_drafter(drafters[name], target, shape, _formats(default, shape.version))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dflashc.runtime.session import Session
+from tests.reference.config import read_drafter
 from tests.rounds.building import Workshop
 from tests.rounds.files import WINDOW
 from tests.rounds.inside import Block, block, overwrite, read, run, write
@@ -84,6 +85,18 @@ def test_whole_blocks_propose_the_first_rows_of_the_widest(name: str, workshop: 
         narrow = block(whole, 9, width)
         assert narrow.proposals == widest.proposals[:width]
         assert np.array_equal(narrow.residual, widest.residual[: width + 1])
+
+
+@pytest.mark.parametrize("name", ["biased", "reduced"])
+def test_a_reduced_vocabulary_proposes_its_tokens_alone(name: str, workshop: Workshop) -> None:
+    """Of the target's numbering: most of them are above the number of the head's rows."""
+    drafter = workshop.options(name).drafter
+    assert drafter is not None
+    tokens = read_drafter(drafter)[1]["d2t"].values
+    session = after(workshop.session(name), TEXT[:50])
+    proposals = {token for anchor in range(20) for token in block(session, anchor, 15).proposals}
+    assert proposals <= set(tokens.tolist())
+    assert max(proposals) >= len(tokens)
 
 
 @pytest.mark.parametrize("name", ["random", "biased", *WINDOWED])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_every_dialect_becomes_the_same(version: int, tmp_path: Path) -> None:
     assert all(one == made[0] for one in made)
 
 
-def plan_of(folder: Path, target_layers: int, drafter_layers: int, version: int, **extras: bool) -> Plan:
+def plan_of(folder: Path, target_layers: int, drafter_layers: int, version: int, **extras: Any) -> Plan:
     model, drafter = folder / "target.gguf", folder / "drafter.gguf"
     shape = TargetShape("qwen3", target_layers, 128, 4, 2, 64, 128, 300, context_length=512)
     write_target(model, shape, Formats("Q8_0"))
@@ -66,9 +67,9 @@ def groups(plan: Plan, program: str) -> int:
     return sum(launch.barrier for launch in launches[:-1]) + 1
 
 
-@pytest.mark.parametrize("extras", [{}, {"bias": True, "sinks": True}], ids=["plain", "biases and sinks"])
+@pytest.mark.parametrize("extras", [{}, {"bias": True, "sinks": True, "draft_vocabulary": 50}], ids=["plain", "extras"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_launches_per_layer(version: int, extras: dict[str, bool], tmp_path: Path) -> None:
+def test_launches_per_layer(version: int, extras: dict[str, Any], tmp_path: Path) -> None:
     """Injection takes three, however many layers; a drafter's layer 8, or 10 with convolutions; a target's 8."""
     small, large = plan_of(tmp_path, 3, 1, version, **extras), plan_of(tmp_path, 5, 5, version, **extras)
     for rows in ROWS:

@@ -97,14 +97,23 @@ def _reduce_lanes(traits: Traits, best: Expr, where: Expr, slot: Expr, value: Ex
     store(index, target, intrinsic("int32", "llvm.vector.reduce.smin", candidates))
 
 
-def argmax_reduce(traits: Traits) -> Kernel:
+def argmax_reduce(traits: Traits, ids_of: str = "rows") -> Kernel:
     """The best of the partial results of `matmul_argmax`. Unit = one row.
 
-    Arguments: value float32 (count, M), index int32 (count, M), ids int32 (M); then the scalars count, rows (M).
+    Parameters
+    ----------
+    ids_of : str
+        "rows" for the indices of weight rows, "d2t" to look them up.
+
+    Notes
+    -----
+    Arguments: value float32 (count, M), index int32 (count, M) [, d2t int32], ids int32 (M); then the scalars count,
+    rows (M).
     """
-    k = KernelBuilder("argmax_reduce", traits)
+    k = KernelBuilder(f"argmax_reduce_{ids_of}", traits)
     with k.build():
         value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
+        d2t = k.buffer("d2t", "int32") if ids_of == "d2t" else None
         ids = k.buffer("ids", "int32")
         count, rows = k.scalar("count"), k.scalar("rows")
         with k.units() as m:
@@ -117,7 +126,8 @@ def argmax_reduce(traits: Traits) -> Kernel:
                 better = bind(candidate > load(best, 0))
                 store(best, 0, select(better, candidate, load(best, 0)))
                 store(where, 0, select(better, load(index, entry), load(where, 0)))
-            store(ids, m, load(where, 0))
+            best_row = load(where, 0)
+            store(ids, m, best_row if d2t is None else load(d2t, cast("int64", best_row)))
     return k.kernel
 
 

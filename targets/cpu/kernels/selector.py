@@ -63,15 +63,23 @@ class Ranking:
             store(self.tokens, place, select(moves, load(self.tokens, place - 1), kept))
 
 
-def top_candidates(traits: Traits, count: int) -> Kernel:
+def top_candidates(traits: Traits, count: int, ids_of: str = "columns") -> Kernel:
     """The `count` best logits of each segment of 16384. Unit = one segment of a row: M * ceil(V / 16384) units.
 
-    Arguments: logits float32 (M, V), value float32 (M, segments, count), index int32 (M, segments, count), both best
-    first, (-inf, 0) where a segment has fewer; then the scalar columns (V).
+    Parameters
+    ----------
+    ids_of : str
+        "columns" for the logits' indices, "d2t" to look them up.
+
+    Notes
+    -----
+    Arguments: logits float32 (M, V) [, d2t int32 (V,)], value float32 (M, segments, count), index int32 (M, segments,
+    count), both best first, -inf and the id of column 0 where a segment has fewer; then the scalar columns (V).
     """
-    k = KernelBuilder(f"top_candidates_{count}", traits)
+    k = KernelBuilder(f"top_candidates_{count}_{ids_of}", traits)
     with k.build():
         logits = k.buffer("logits", "float32")
+        d2t = k.buffer("d2t", "int32") if ids_of == "d2t" else None
         value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
         columns = k.scalar("columns")
         segments = bind(tirx.floordiv(columns + i64(SEGMENT - 1), i64(SEGMENT)))
@@ -93,7 +101,8 @@ def top_candidates(traits: Traits, count: int) -> Kernel:
             with T.serial(i64(0), i64(count)) as place:
                 best, best_token = ranking.candidate(place)
                 store(value, unit * count + place, best)
-                store(index, unit * count + place, best_token)
+                store(index, unit * count + place,
+                      best_token if d2t is None else load(d2t, cast("int64", best_token)))
     return k.kernel
 
 

@@ -21,13 +21,14 @@ def symbol(layout: str, rows: int | None) -> str:
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     require_level(request.param)
     requests = [KernelRequest(symbol(*case), matmul_argmax, case) for case in KERNELS]
-    requests += [KernelRequest("argmax_reduce", argmax_reduce, ()), KernelRequest("softcap", softcap, ())]
+    requests += [KernelRequest("argmax_reduce", argmax_reduce, ()), KernelRequest("softcap", softcap, ()),
+                 KernelRequest("argmax_reduce_d2t", argmax_reduce, ("d2t",))]
     return Library(request.param, requests, tmp_path_factory.mktemp("argmax"))
 
 
 def best(library: Library, type_name: str, blocks: np.ndarray, inputs: list[np.ndarray],
          rows: int | None) -> np.ndarray:
-    """Token ids of the first `rows` activation rows."""
+    """Weight rows of the first `rows` activation rows, and that they are looked up rightly in a map."""
     packed = pack_rows(type_name, blocks, COLUMNS, library.traits.lanes)
     count = len(inputs[0]) if rows is None else rows
     units = -(-len(blocks) // ARGMAX_UNIT)
@@ -36,6 +37,9 @@ def best(library: Library, type_name: str, blocks: np.ndarray, inputs: list[np.n
     library.run(symbol(packed_format(type_name).format.name, rows),
                 [*inputs, packed, value, index, *([count] if rows is None else []), COLUMNS, len(blocks)], units)
     library.run("argmax_reduce", [value, index, ids, units, count], count)
+    d2t, tokens = np.random.default_rng(1).permutation(3 * len(blocks)).astype(np.int32), np.full(count, -1, np.int32)
+    library.run("argmax_reduce_d2t", [value, index, d2t, tokens, units, count], count)
+    np.testing.assert_array_equal(tokens, d2t[ids])
     return ids
 
 

@@ -22,6 +22,7 @@ def symbol(count: int, tables: tuple[str, str, int]) -> str:
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     require_level(request.param)
     requests = [KernelRequest(f"top_{count}", top_candidates, (count,)) for count in COUNTS]
+    requests.append(KernelRequest("top_8_d2t", top_candidates, (8, "d2t")))
     for tables in TABLES:
         layouts = [packed_format(name).format.name for name in tables[:2]]
         requests += [KernelRequest(symbol(count, tables), select_candidates, (count, *layouts)) for count in COUNTS]
@@ -102,6 +103,18 @@ def test_top_of_every_segment(library: Library, count: int, columns: int) -> Non
             padding = count - len(best)
             np.testing.assert_array_equal(index[row, segment], [*best, *[0] * padding])
             np.testing.assert_array_equal(value[row, segment], [*line[best], *[-np.inf] * padding])
+
+
+def test_top_of_a_reduced_vocabulary(library: Library) -> None:
+    logits = np.random.default_rng(3).standard_normal((3, SEGMENT + 3)).astype(np.float32)
+    d2t = np.random.default_rng(4).permutation(2 * SEGMENT).astype(np.int32)
+    value, index = top(library, logits, 8)
+    mapped_value, mapped = np.empty_like(value), np.empty_like(index)
+    library.run("top_8_d2t", [logits, d2t, mapped_value, mapped, logits.shape[1]], 3 * 2)
+    np.testing.assert_array_equal(mapped_value, value)
+    seen = np.isfinite(value)
+    np.testing.assert_array_equal(mapped[seen], d2t[index[seen]])
+    assert (mapped[~seen] == d2t[0]).all()
 
 
 @pytest.mark.parametrize("count", COUNTS)
