@@ -200,7 +200,8 @@ def _weights(module: tvm.IRModule, tensors: dict[str, GgufTensor], config: Model
 
     frequencies = {frequencies_name(r.name): np.array(r.frequencies) for r in config.ropes}
     if pair is not None:
-        frequencies[frequencies_name("drafter")] = np.array(pair.config.rope.frequencies)
+        frequencies |= {frequencies_name(r.name): np.array(r.frequencies)
+                        for r in (pair.config.rope, pair.config.context_rope)}
     sources: dict[str, WeightSource] = {}
     notes: dict[str, None] = {}
     for function in module.functions.values():

@@ -63,6 +63,8 @@ class DrafterConfig:
         Rows of a trained block, the anchor included.
     context_length
         Longest context the drafter was trained for; 0 where the file does not say.
+    context_rope
+        Of injected keys; `rope` itself unless the file says otherwise.
     layer_windows
         Per layer; 0 sees the whole context.
     causal_sliding, causal_full
@@ -95,6 +97,7 @@ class DrafterConfig:
     context_length: int
     epsilon: float
     rope: Rope
+    context_rope: Rope
     layer_windows: tuple[int, ...]
     causal_sliding: bool
     causal_full: bool
@@ -163,7 +166,8 @@ def describe(c: DrafterConfig) -> list[tuple[str, str]]:
         ("layers", f"{c.layers} of hidden size {c.hidden}, feed-forward {c.feed_forward}"),
         ("attention", f"{c.heads} heads, {c.kv_heads} for keys and values, of size {c.head_size}"
                       + ", biases" * c.attention_bias + ", sinks" * c.sinks),
-        ("rotary", f"{2 * len(c.rope.frequencies)} of {c.head_size} dimensions"),
+        ("rotary", f"{2 * len(c.rope.frequencies)} of {c.head_size} dimensions"
+                   + ", another base for the context" * (c.context_rope != c.rope)),
         ("windows", _listed(window or "full" for window in c.layer_windows)),
         ("block attention", f"{_attention(c)} ({p.causality_rule})"),
         ("embedding", f"{_owner(c.embedding)}, scale {c.embedding_scale:g} ({p.embedding_scale_rule})"),

@@ -44,7 +44,8 @@ D1 = Dialect("D1", "dflash", "llama.cpp", "no selector tensors", "1")
 D2 = Dialect("D2", "dflash", "llama.cpp", "`selector_hidden.weight`", "2")
 D3 = Dialect("D3", "dflash", "llama.cpp", "`markov_w1.weight`", "DSpark", DSPARK)
 D4 = Dialect("D4", "dflash-draft", "BeeLlama, buun-llama-cpp, ik_llama.cpp", "keys `dflash-draft.dflash.*`", "1, 2")
-D5 = Dialect("D5", "dflash-draft", "ik_llama.cpp", "attention biases or sinks; `laguna` is refused", "1, 2")
+D5 = Dialect("D5", "dflash-draft", "ik_llama.cpp",
+             "biases, sinks or a rotary base of the context; `laguna` and value scales are refused", "1, 2")
 D6 = Dialect("D6", "dflash", "buun-llama-cpp", "nested names such as `selector.hidden_proj.weight`", "2")
 D7 = Dialect("D7", "dflash", "converters older than DFlash in llama.cpp", "`dflash.mask_token_id`", "1, 2")
 D8 = Dialect("D8", "dspark", "PrismML fork of llama.cpp", "the architecture", "DSpark", DSPARK)
@@ -67,6 +68,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "convolution group": ("{a}.conv_group_size", "{a}.dflash.conv_group_size", "{a}.dflash.dflash2.conv_group_size"),
     "selector rank": ("{a}.selector_rank", "{a}.dflash.selector_rank", "{a}.dflash.dflash2.selector_rank"),
     "selector candidates": ("{a}.selector_top_k", "{a}.dflash.selector_top_k", "{a}.dflash.dflash2.selector_top_k"),
+    "rotary base of the context": ("{a}.dflash.backbone_rotary_base",),
     "embedding scale": ("{a}.embedding_scale", "{a}.dflash.embedding_scale"),
 }
 ZERO_BASED, ONE_BASED = tuple(KEYS)[:2]
@@ -96,12 +98,11 @@ UNSUPPORTED_TENSORS = (
 
 @dataclass(frozen=True)
 class UnsupportedKey:
-    """A key that changes what the drafter computes, unless it has a harmless value or that of another key."""
+    """A key that changes what the drafter computes, unless it has a harmless value."""
 
     key: str
     harmless: tuple[object, ...]
     feature: str
-    same_as: str = ""
 
 
 UNSUPPORTED_KEYS = (
@@ -109,8 +110,6 @@ UNSUPPORTED_KEYS = (
     UnsupportedKey("{a}.decoder_arch", (), "another decoder than Qwen3's"),
     UnsupportedKey("{a}.hidden_activation", ("silu",), "another activation than silu"),
     UnsupportedKey("{a}.attention.value_scale", (1.0,), "scaled values in attention (MiMo)"),
-    UnsupportedKey("{a}.dflash.backbone_rotary_base", (0.0,), "a rotary base of its own for the context (MiMo)",
-                   same_as="{a}.rope.freq_base"),
     UnsupportedKey("{a}.sample_from_anchor", (False,), DSPARK),
     UnsupportedKey("{a}.has_confidence_head", (False,), DSPARK),
     UnsupportedKey("{a}.hyper_connection.count", (0,), "hyper-connections (DeepSeek-V4)"),

@@ -15,7 +15,7 @@ from tvm import relax
 
 from dflashc.compiler.drafter.config import INJECTED, PREFIX, DrafterConfig
 from dflashc.compiler.gguf import GgufTensor
-from dflashc.compiler.models.config import ModelConfig, Rope
+from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.graph import Graph, function
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
@@ -23,11 +23,10 @@ from dflashc.passes.operators import Expr
 
 def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
     """The drafter's body as a decoder's configuration; `vocabulary` is that of the table it embeds with."""
-    rope = Rope("drafter", drafter.rope.frequencies, drafter.rope.magnitude, drafter.rope.pairing)
     return ModelConfig(
         architecture="dflash", layers=drafter.layers, hidden=drafter.hidden, feed_forward=drafter.feed_forward,
         heads=drafter.heads, kv_heads=drafter.kv_heads, head_size=drafter.head_size, vocabulary=vocabulary,
-        context_length=drafter.context_length, epsilon=drafter.epsilon, ropes=(rope,),
+        context_length=drafter.context_length, epsilon=drafter.epsilon, ropes=(drafter.rope,),
         layer_ropes=(0,) * drafter.layers, layer_windows=drafter.layer_windows,
         attention_scale=drafter.attention_scale, embedding_scale=drafter.embedding_scale,
         logit_softcap=drafter.logit_softcap)
@@ -66,7 +65,7 @@ def _inject(g: Graph, drafter: DrafterConfig) -> relax.Function:
     def body() -> Expr:
         features = g.input("features", (g.rows, width), "float32")
         context = g.norm(g.linear(features, "fc", c.hidden, width), "enc.output_norm")
-        table = g.rope_table(c.ropes[0])
+        table = g.rope_table(drafter.context_rope)
         writes = []
         for layer in range(c.layers):
             k, v = (g.emit(relax.op.reshape(

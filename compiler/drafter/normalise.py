@@ -23,6 +23,7 @@ from dflashc.compiler.models.config import (
     MAX_DIMENSION,
     MAX_HEAD_SIZE,
     MAX_LAYERS,
+    Rope,
     read_count,
     read_positive,
     read_rope,
@@ -121,7 +122,8 @@ def _read(r: _Reading) -> Drafter:
         heads=sizes.heads, kv_heads=sizes.kv_heads, head_size=sizes.head_size,
         context_length=_context_length(r),
         epsilon=read_positive(gguf, f"{a}.attention.layer_norm_rms_epsilon"),
-        rope=read_rope(gguf, "drafter", "neox", sizes.head_size), layer_windows=windows,
+        rope=read_rope(gguf, "drafter", "neox", sizes.head_size), context_rope=_context_rope(r, sizes.head_size),
+        layer_windows=windows,
         causal_sliding=causal_sliding, causal_full=causal_full, embedding=embedding, head=head, vocabulary=vocabulary,
         draft_vocabulary=draft_vocabulary,
         embedding_scale=read_positive(gguf, scale_key) if scale_key else 1.0,
@@ -141,12 +143,11 @@ def _read(r: _Reading) -> Drafter:
 def _refuse_unsupported_keys(r: _Reading) -> None:
     metadata = r.gguf.metadata
     for entry in dialects.UNSUPPORTED_KEYS:
-        key, same_as = entry.key.format(a=r.architecture), entry.same_as.format(a=r.architecture)
+        key = entry.key.format(a=r.architecture)
         if key not in metadata:
             continue
         scalar = metadata.fields[key].count is None
-        harmless = (*entry.harmless, *([metadata[same_as]] if same_as in metadata else []))
-        if not (scalar and metadata[key] in harmless):
+        if not (scalar and metadata[key] in entry.harmless):
             value = f" is {shown(str(metadata[key]))}" if scalar else ""
             raise r.fail(f"key {key}{value}: {entry.feature} is not supported; use another drafter")
     sections = r.gguf.get_ints(f"{r.architecture}.rope.dimension_sections", default=[])
@@ -241,6 +242,14 @@ def _context_length(r: _Reading) -> int:
     return read_count(r.gguf, key, MAX_CONTEXT) if key in r.gguf.metadata else 0
 
 
+def _context_rope(r: _Reading, head_size: int) -> Rope:
+    """That of injected keys: a base of its own where the file has one (MiMo), else that of the block."""
+    key, block_key = r.find("rotary base of the context"), f"{r.architecture}.rope.freq_base"
+    if key is None or r.gguf.get_float(key) in (0.0, r.gguf.get_float(block_key, 0.0)):
+        return read_rope(r.gguf, "drafter", "neox", head_size)
+    return read_rope(r.gguf, "drafter_context", "neox", head_size, base_key=key.removeprefix(f"{r.architecture}."))
+
+
 def _windows(r: _Reading, layers: int) -> tuple[tuple[int, ...], bool]:
     """Per-layer windows, and whether the file says which layers have one."""
     key = f"{r.architecture}.attention.sliding_window"
@@ -294,8 +303,8 @@ def _tables(r: _Reading, found: dict[str, GgufTensor]) -> tuple[
     draft_vocabulary = 0
     if reduced:
         if not own_head:
-            raise r.fail("a reduced vocabulary (d2t) needs the drafter's own head, but tensor output.weight is not found; "
-                         "use another drafter")
+            raise r.fail("a reduced vocabulary (d2t) needs the drafter's own head, but tensor output.weight is not "
+                         "found; use another drafter")
         if found["d2t"].type_name not in ("I32", "I64"):
             raise r.fail(f"d2t is {found['d2t'].type_name}; expected token ids, I32 or I64")
         draft_vocabulary = found["output.weight"].shape[0]
@@ -324,7 +333,7 @@ def _provenance(r: _Reading, version: int, found: dict[str, GgufTensor], stored:
 def _dialect(r: _Reading, version: int, found: dict[str, GgufTensor]) -> Dialect:
     if r.architecture == dialects.D4.architecture:
         extended = any(f"blk.0.{name}" in found for name in (*tensors.BIASES, tensors.SINKS))
-        return dialects.D5 if extended else dialects.D4
+        return dialects.D5 if extended or r.find("rotary base of the context") else dialects.D4
     if r.architecture != dialects.D1.architecture:
         return dialects.D9
     if _old_layout(r) or r.find(dialects.ZERO_BASED):

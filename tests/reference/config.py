@@ -60,6 +60,7 @@ class DrafterConfig:
     head_size: int
     epsilon: float
     rope: Rope
+    context_rope: Rope
     block_size: int
     mask_token: int
     taps: tuple[int, ...]
@@ -149,9 +150,12 @@ def drafter_config(metadata: Metadata, weights: Weights) -> DrafterConfig:
     pattern = metadata.get("dflash.attention.sliding_window_pattern")
     version_2 = "selector_hidden.weight" in weights
     causal_key = metadata.get("dflash.attention.causal")
+    rope = _rope(metadata, shape["head_size"], adjacent=False)
+    context_base = metadata.get("dflash.dflash.backbone_rotary_base") or rope.base
     return DrafterConfig(
         **shape,
-        rope=_rope(metadata, shape["head_size"], adjacent=False),
+        rope=rope,
+        context_rope=replace(rope, base=context_base),
         block_size=metadata.get("dflash.block_size", 16),
         mask_token=metadata["tokenizer.ggml.mask_token_id"],
         taps=tuple(following - 1 for following in metadata["dflash.target_layers"]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.reference.config import DrafterConfig, Weights
-from tests.reference.functions import attention, rms_norm, silu, softcap
+from tests.reference.functions import Rope, attention, rms_norm, silu, softcap
 from tests.reference.transformer import ActivationQuantisation, Cache, Linear, ReferenceModel, Result
 
 
@@ -58,7 +58,8 @@ class ReferenceDrafter:
         positions = start_position + np.arange(len(features))
         context = self._norm(self.linear(features, self.weights["fc.weight"]), "enc.output_norm")
         for layer in range(self.config.layers):
-            self._cache.extend(layer, start_position, *self._keys_values(context, layer, positions))
+            keys_values = self._keys_values(context, layer, positions, self.config.context_rope)
+            self._cache.extend(layer, start_position, *keys_values)
         self.committed = start_position + len(features)
 
     def block_hidden(self, anchor: int, rows: int) -> np.ndarray:
@@ -117,7 +118,7 @@ class ReferenceDrafter:
         positions = self.committed + np.arange(len(x))
         queries = self._project(x, layer, "attn_q").reshape(len(x), config.heads, config.head_size)
         queries = config.rope(self._norm(queries, f"blk.{layer}.attn_q_norm"), positions)
-        block_keys, block_values = self._keys_values(x, layer, positions)
+        block_keys, block_values = self._keys_values(x, layer, positions, config.rope)
         keys, values = self._cache.read(layer)
         keys, values = np.concatenate([keys, block_keys]), np.concatenate([values, block_values])
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
@@ -137,10 +138,12 @@ class ReferenceDrafter:
             visible &= distance < self.config.sliding_window
         return visible
 
-    def _keys_values(self, x: np.ndarray, layer: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _keys_values(
+        self, x: np.ndarray, layer: int, positions: np.ndarray, rope: Rope
+    ) -> tuple[np.ndarray, np.ndarray]:
         shape = (len(x), self.config.kv_heads, self.config.head_size)
         keys = self._norm(self._project(x, layer, "attn_k").reshape(shape), f"blk.{layer}.attn_k_norm")
-        return self.config.rope(keys, positions), self._project(x, layer, "attn_v").reshape(shape)
+        return rope(keys, positions), self._project(x, layer, "attn_v").reshape(shape)
 
     def _feed_forward(self, x: np.ndarray, layer: int) -> np.ndarray:
         gated = silu(self._project(x, layer, "ffn_gate")) * self._project(x, layer, "ffn_up")

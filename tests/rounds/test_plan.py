@@ -51,6 +51,16 @@ def test_every_dialect_becomes_the_same(version: int, tmp_path: Path) -> None:
     assert all(one == made[0] for one in made)
 
 
+def test_keys_of_the_context_are_turned_by_their_own_base(tmp_path: Path) -> None:
+    content = dialects(1)["D4"].with_keys({"dflash-draft.dflash.backbone_rotary_base": 1e4})
+    paths = target().write(tmp_path / "target.gguf"), content.write(tmp_path / "drafter.gguf")
+    with closing(lower(BuildOptions(paths[0], "cpu", tmp_path / "none", paths[1]))) as lowered:
+        plan = lowered.plan
+    for program, table in (("inject.8", "rope.drafter_context"), ("draft.8", "rope.drafter")):
+        read = {operand.name for launch in plan.programs[program].launches for operand in launch.operands}
+        assert {name for name in read if name.startswith("rope.")} == {table}
+
+
 def plan_of(folder: Path, target_layers: int, drafter_layers: int, version: int, **extras: Any) -> Plan:
     model, drafter = folder / "target.gguf", folder / "drafter.gguf"
     shape = TargetShape("qwen3", target_layers, 128, 4, 2, 64, 128, 300, context_length=512)

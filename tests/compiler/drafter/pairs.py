@@ -93,7 +93,8 @@ class InterpretedPair:
         inputs: dict[str, np.ndarray] = {
             **{name: weight.values for name, weight in built.weights.items()},
             **{f"rope.{rope.name}.frequencies": np.array(rope.frequencies) for rope in target.ropes},
-            "rope.drafter.frequencies": np.array(drafter.rope.frequencies),
+            **{f"rope.{rope.name}.frequencies": np.array(rope.frequencies)
+               for rope in (drafter.rope, drafter.context_rope)},
             **caches(target.layers, (target.kv_heads, CAPACITY, target.head_size), dtype),
         }
         injected = caches(drafter.layers, (drafter.kv_heads, CAPACITY, drafter.head_size), dtype)

@@ -64,6 +64,8 @@ PAIRS: Mapping[str, tuple[Content, Content, Overrides | None]] = {
     "target with scaled embedding": (target("gemma3"), drafter(), None),
     "scale in the file": (target("gemma3"), drafter().with_keys({"dflash.embedding_scale": 3.0}), None),
     "half of a head rotated": (TARGET, drafter().with_keys({"dflash.rope.dimension_count": 8}), None),
+    "another rotary base for the context": (
+        TARGET, drafter().with_keys({"dflash.dflash.backbone_rotary_base": 1e4}), None),
     "biases": (TARGET, drafter().with_tensors(biases()), None),
     "reduced vocabulary": (TARGET, drafter().with_tensors(reduced()), None),
     "version 2, reduced vocabulary": (TARGET, drafter(2).with_tensors(reduced()), None),
