@@ -6,15 +6,18 @@ prefill. Knows nothing of sessions or of other engines.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dflashc.runtime.artefact import Artefact, load_artefact
-from dflashc.runtime.device.cpu import CpuDevice, HostMemory
+from dflashc.runtime.device.base import Device
+from dflashc.runtime.device.memories import session_memories
+from dflashc.runtime.device.opening import open_device
 from dflashc.runtime.plan import Launch
 from dflashc.runtime.rounds import round_programs
 
@@ -100,38 +103,28 @@ def _covered(spans: set[tuple[int, int]]) -> int:
 
 def _profile(artefact: Artefact, threads: int, depth: int, rows: int, parts: Sequence[tuple[str, Launch]],
              runs: int) -> list[KernelTime]:
-    device = CpuDevice(artefact.kernels, threads)
     context = -(-(depth + rows) // _CONTEXT_STEP) * _CONTEXT_STEP
-    memories = _memories(artefact, device, context)
-    replay = device.record([launch for _, launch in parts], memories, context)
-    ticks, seconds = [], []
-    for _ in range(runs + 1):
-        device.upload(memories["state"], np.array([depth, 0], np.int64))  # a round moves on
-        started = time.perf_counter()
-        replay.run()
-        seconds.append(time.perf_counter() - started)
-        ticks.append(replay.cycles())
-    device.close()
+    with closing(open_device(artefact, threads=threads)) as device:
+        memories = _memories(artefact, device, context)
+        replay = device.record([launch for _, launch in parts], memories, context)
+        times = []
+        for _ in range(runs + 1):
+            device.upload(memories["state"], np.array([depth, 0], np.int64))  # a round moves on
+            times.append(replay.seconds())
     # Where the clock's thread lost its core, others did its work, and the time is noted at the wrong kernel.
-    fast = 1 + np.argsort(seconds[1:])[: -(-runs // 2)]
-    spent = np.mean(np.array(ticks)[fast], axis=0)
-    # The counter's rate is not told by the hardware; a run's launches fill the run.
-    return _by_kernel(parts, spent * np.mean(np.array(seconds)[fast]) / spent.sum())
+    seconds = np.array(times[1:])
+    fast = np.argsort(seconds.sum(axis=1))[: -(-runs // 2)]
+    return _by_kernel(parts, seconds[fast].mean(axis=0))
 
 
-def _memories(artefact: Artefact, device: CpuDevice, context: int) -> Mapping[str, HostMemory]:
+def _memories(artefact: Artefact, device: Device[Any], context: int) -> Mapping[str, Any]:
     random = np.random.default_rng(0)
-    memories = {}
+    memories = session_memories(artefact, device, context)
     for name, buffer in artefact.plan.buffers.items():
-        if buffer.role == "view":
-            continue
-        memories[name] = device.alloc(buffer.size(context))
         if buffer.role == "cache":
             values = random.standard_normal(memories[name].nbytes // 2, np.float32)
             device.upload(memories[name], values.astype(np.float16))
-    memories["hidden"] = memories["residual"]
-    weights = device.map_file(artefact.weights)
-    return memories | {w.name: weights.view(w.offset, w.bytes) for w in artefact.manifest.weights}
+    return memories | {"hidden": memories["residual"]}
 
 
 def _by_kernel(parts: Sequence[tuple[str, Launch]], seconds: np.ndarray) -> list[KernelTime]:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import json
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,8 +156,8 @@ def lower(options: BuildOptions) -> Lowered:
     programs = lower_programs(module, config, drafter, packed, target.rules(), target.name, context,
                               options.overrides.draft_rows == "full")
     notes += [*pair.notes, *pair.warnings] if pair else []
-    return Lowered(files, config, pair, target, _ordered(sources, programs.adjacent), programs.plan, programs.requests,
-                   tokenizer, notes)
+    sources = _ordered(sources, programs.plan.adjacent)
+    return Lowered(files, config, pair, target, sources, programs.plan, programs.requests, tokenizer, notes)
 
 
 def _read_drafter(options: BuildOptions, gguf: GgufFile,
@@ -228,7 +229,7 @@ def _plain(name: str, tensor: GgufTensor) -> np.ndarray | None:
     return tensor.dequantise() if len(tensor.shape) == 1 or name.endswith("_conv_base") else None
 
 
-def _ordered(sources: dict[str, WeightSource], adjacent: list[list[str]]) -> dict[str, WeightSource]:
+def _ordered(sources: dict[str, WeightSource], adjacent: Sequence[Sequence[str]]) -> dict[str, WeightSource]:
     """`sources` with every run of `adjacent` names side by side."""
     first_of = {names[0]: names for names in adjacent}
     moved = {name for names in adjacent for name in names[1:]}
@@ -274,17 +275,21 @@ def _sources(files: list[GgufFile], progress: Progress) -> tuple[Source, ...]:
 
 
 def _record_self_test(folder: Path, progress: Progress) -> tuple[Any, ...]:
-    """Run the fresh artefact on fixed prompts; nothing where this machine cannot run it."""
-    from dflashc.runtime.artefact import check_machine, load_artefact
+    """Run the fresh artefact on fixed prompts; nothing where this machine's processor cannot run it."""
+    from dflashc.runtime.artefact import load_artefact
+    from dflashc.runtime.device.opening import GPU_MODULES, open_device
     from dflashc.runtime.errors import ArtefactError
     from dflashc.runtime.selftest import record
 
     artefact = load_artefact(folder)
+    if artefact.manifest.requirements.machine in GPU_MODULES:
+        return ()
     try:
-        check_machine(artefact.manifest)
+        device = open_device(artefact)
     except ArtefactError:
         return ()
-    progress.start("self-test", 1)
-    result = record(artefact)
-    progress.advance("self-test", 1)
+    with closing(device):
+        progress.start("self-test", 1)
+        result = record(artefact, device)
+        progress.advance("self-test", 1)
     return result

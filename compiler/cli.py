@@ -143,6 +143,17 @@ class _Width(click.ParamType):
         self.fail(f"{value!r} is neither a number from 0 nor auto", parameter, context)
 
 
+def _device_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Which device runs an artefact, and how."""
+    for option in (
+        click.option("--allow-ptx", is_flag=True, help="Compile the artefact's PTX where its CUDA code does not fit."),
+        click.option("--device", "gpu", metavar="N|NAME",
+                     help="GPU, by its number or name in `dflashc targets` [the first that fits]."),
+    ):
+        command = option(command)
+    return command
+
+
 def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """One option per field of `SamplingParameters`, with its default."""
     from dflashc.runtime.sampling import SamplingParameters
@@ -182,7 +193,8 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context in tokens [4096, or what is needed].")
 @click.option("--width", type=_Width(), default="auto", show_default=True,
               help="Tokens to draft per round, of a pair; 0 drafts none, auto as many as promise most speed.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [available cores].")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute on a CPU [available cores].")
+@_device_options
 @click.option("-q", "--quiet", is_flag=True, help="Print neither statistics nor notes and warnings.")
 @click.pass_obj
 def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **options: Any) -> None:
@@ -206,7 +218,8 @@ def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **
 
 @cli.command()
 @click.argument("artefact", type=click.Path(path_type=Path))
-@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [available cores].")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute on a CPU [available cores].")
+@_device_options
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Deepest context to time [artefact's].")
 @click.option("--seconds", type=click.FloatRange(min=0), default=5, show_default=True,
               help="Time for each depth, and for each kind of text.")
@@ -239,17 +252,18 @@ def inspect(path: Path, **options: Any) -> None:
 
 @cli.command()
 @click.argument("artefact", type=click.Path(path_type=Path))
-def verify(artefact: Path) -> None:
+@_device_options
+def verify(artefact: Path, gpu: str | None, allow_ptx: bool) -> None:
     """Check the files of an ARTEFACT, whether this machine can run it, and that it computes what it should."""
     from dflashc.compiler import cli_inspect
 
-    cli_inspect.verify(artefact)
+    cli_inspect.verify(artefact, gpu, allow_ptx)
 
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def targets(as_json: bool) -> None:
-    """List the targets: what can be built here, what can run here, and what is missing."""
+    """List targets and devices: what can be built here, what can run here, and what is missing."""
     from dflashc.compiler import cli_inspect
 
     cli_inspect.targets(as_json)

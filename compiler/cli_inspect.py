@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import click
 
 from dflashc.compiler.plan_tables import launch_table, overview_tables, round_tables
 from dflashc.compiler.tables import Table, pairs, show, size
-from dflashc.runtime.artefact import check_machine, load_artefact, verify_hashes
+from dflashc.runtime.artefact import load_artefact, verify_hashes
 from dflashc.runtime.manifest import NAME
 
 if TYPE_CHECKING:
@@ -75,18 +76,21 @@ def targets(as_json: bool) -> None:
     _print(described, [target_table(described)], as_json)
 
 
-def verify(directory: Path) -> None:
-    """Print one line per check that passes; raises `ArtefactError` at the first that does not."""
+def verify(directory: Path, gpu: str | None, allow_ptx: bool) -> None:
+    """Print one line per check that passes; raises a `DflashError` at the first that does not."""
     from dflashc.runtime import selftest
+    from dflashc.runtime.device.opening import open_device
 
     artefact = load_artefact(directory)
     manifest = artefact.manifest
     print(f"manifest   ok: {manifest.sources[0].name} for {manifest.target}, context {manifest.context}")
     verify_hashes(artefact)
     print(f"files      ok: {len(manifest.files)} files, {size(sum(f.bytes for f in manifest.files.values()))}")
-    check_machine(manifest)
-    print(f"machine    ok: {manifest.requirements.machine}, {manifest.requirements.level}")
-    selftest.run(artefact)
+    with closing(open_device(artefact, gpu=gpu, allow_ptx=allow_ptx)) as device:
+        print(f"machine    ok: {manifest.requirements.machine}, {manifest.requirements.level}; {device.identity}")
+        for note in device.notes:
+            print(f"note: {note}")
+        selftest.run(artefact, device)
     print(f"self-test  ok: {len(manifest.self_test)} prompts continued as recorded")
 
 

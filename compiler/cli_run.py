@@ -20,7 +20,6 @@ from dflashc.runtime.choose_width import make_width
 from dflashc.runtime.costs import CostTable
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.generate import Generator, Model, Report, load
-from dflashc.runtime.processors import choose_threads
 from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.width import AutoWidth, Promise
 
@@ -37,6 +36,8 @@ class RunOptions:
     context: int | None
     width: int | Literal["auto"]
     threads: int | None
+    gpu: str | None
+    allow_ptx: bool
     raw: bool
     parse_special: bool
     thinking: bool
@@ -60,7 +61,7 @@ def answer(options: RunOptions, prompt: str) -> bool:
 
     The prompt is a message where the model has a chat template, unless the user asked for the raw text.
     """
-    with load(options.artefact, options.threads) as model:
+    with load(options.artefact, options.threads, options.gpu, options.allow_ptx) as model:
         ids = _encode(model, options, prompt)
         answers = Answers(model, options, len(ids) + (options.max_tokens or 0))
         _, interrupted = answers.stream(ids)
@@ -81,7 +82,7 @@ def _encode(model: Model, options: RunOptions, prompt: str) -> list[int]:
 
 def chat(options: RunOptions) -> None:
     """Answer the lines of standard input one after the other, until it ends or Ctrl-C comes at the prompt."""
-    with load(options.artefact, options.threads) as model:
+    with load(options.artefact, options.threads, options.gpu, options.allow_ptx) as model:
         if model.template is None:
             raise RequestError("this model has no chat template; use -p to have it continue a text")
         answers = Answers(model, options, 0)
@@ -112,6 +113,8 @@ class Answers:
                                         greedy=options.parameters.is_plain_argmax)
         self._generator = _generator(model, options, needed)
         self._said = speculation.OnceOnly()
+        if not options.quiet:
+            _say(f"note: {text}" for text in model.device.notes)
         if options.verbose:
             _say(notes)
 
@@ -175,7 +178,7 @@ def _generator(model: Model, options: RunOptions, needed: int) -> Generator:
         manifest = model.artefact.manifest
         memory = sum(model.artefact.plan.memory(context).values()) + sum(w.bytes for w in manifest.weights)
         print(f"dflashc: {manifest.sources[0].name}, target {manifest.target} ({manifest.requirements.level}), "
-              f"{choose_threads(options.threads)} threads, context {context}, {memory / 2**20:,.1f} MiB, "
+              f"{model.device.identity}, context {context}, {memory / 2**20:,.1f} MiB, "
               f"seed {options.parameters.seed}", file=sys.stderr)
     return model.generator(context)
 

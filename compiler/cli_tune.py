@@ -42,6 +42,8 @@ class TuneOptions:
 
     artefact: Path
     threads: int | None
+    gpu: str | None
+    allow_ptx: bool
     context: int | None
     seconds: float
     tokens: int
@@ -56,7 +58,7 @@ def tune(options: TuneOptions) -> None:
         from dflashc.compiler.plot_tuning import check_plot
 
         check_plot(options.plot)
-    with load(options.artefact, options.threads) as model:
+    with load(options.artefact, options.threads, options.gpu, options.allow_ptx) as model:
         if not model.artefact.manifest.drafter:
             raise RequestError(f"{options.artefact} has no drafter, so there is no width to tune; build with --drafter")
         record, spread = _measure(model, options)

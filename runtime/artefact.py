@@ -1,21 +1,26 @@
 """An artefact on disk: found, checked against this machine, and its parts handed out.
 
-An artefact is a directory: `manifest.json`, `plan.json`, `kernels.so`, `weights.bin`, and the tokenizer's files. Knows
-nothing of how it was built.
+An artefact is a directory: `manifest.json`, `plan.json`, the kernels, `weights.bin`, and the tokenizer's files. Knows
+nothing of how it was built, and of devices only which kernels they take.
 """
 
 from __future__ import annotations
 
 import hashlib
-import platform
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from dflashc.runtime.errors import ArtefactError
-from dflashc.runtime.manifest import Manifest, load_manifest
+from dflashc.runtime.manifest import Manifest, Weight, load_manifest
 from dflashc.runtime.plan import Plan, load_plan
 
-PLAN, KERNELS, WEIGHTS = "plan.json", "kernels.so", "weights.bin"
+PLAN, WEIGHTS = "plan.json", "weights.bin"
+KERNELS = "kernels.so"
+"""Kernels for CPUs."""
+GPU_KERNELS, GPU_CODE, GPU_PTX = "kernels.json", "kernels.bin", "kernels.ptx"
+"""Kernels for GPUs: how they are called, their code, and for CUDA the same for later devices."""
+WEIGHT_ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def load_artefact(directory: Path) -> Artefact:
         if path.stat().st_size != file.bytes:
             raise ArtefactError(f"{path} has {path.stat().st_size:,} bytes, {file.bytes:,} expected; "
                                 "build the artefact again")
-    for required in (PLAN, KERNELS, WEIGHTS):
+    for required in (PLAN, WEIGHTS, *kernel_files(manifest)):
         if required not in manifest.files:
             raise ArtefactError(f"{directory}: the manifest does not list {required}; build the artefact again")
     end = manifest.files[WEIGHTS].bytes
@@ -57,6 +62,12 @@ def load_artefact(directory: Path) -> Artefact:
     return Artefact(directory, manifest, plan)
 
 
+def kernel_files(manifest: Manifest) -> tuple[str, ...]:
+    """The files of an artefact that hold its kernels."""
+    gpu = (GPU_KERNELS, GPU_CODE)
+    return {"vulkan": gpu, "rocm": gpu, "cuda": (*gpu, GPU_PTX)}.get(manifest.requirements.machine, (KERNELS,))
+
+
 def _check_together(manifest: Manifest, plan: Plan) -> None:
     """Raise `ArtefactError` unless the plan finds its weights, and the sizes that a session reads are the plan's."""
     weights = {w.name: w.bytes for w in manifest.weights}
@@ -65,6 +76,12 @@ def _check_together(manifest: Manifest, plan: Plan) -> None:
         if not 0 <= operand.value <= weights.get(operand.name, -1):
             raise ArtefactError(f"the plan names weight {operand.name!r} at {operand.value}, which the manifest does "
                                 "not have: build the artefact again")
+    placed = {w.name: w for w in manifest.weights}
+    for names in plan.adjacent:
+        for before, name in pairwise(names):
+            if not {before, name} <= placed.keys() or not 0 <= _gap(placed[before], placed[name]) < WEIGHT_ALIGNMENT:
+                raise ArtefactError(f"weight {name!r} does not follow {before!r}, as the plan has it: build the "
+                                    "artefact again")
     for key, buffer in (("vocabulary", "logits"), ("hidden", "residual")):
         value, most = manifest.config.get(key), plan.buffers[buffer].bytes if buffer in plan.buffers else 0
         if type(value) is not int or not 0 < 4 * value <= most:
@@ -72,22 +89,9 @@ def _check_together(manifest: Manifest, plan: Plan) -> None:
                                 "build the artefact again")
 
 
-def check_machine(manifest: Manifest, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
-    """Raise `ArtefactError` unless this CPU can run the artefact's kernels."""
-    need = manifest.requirements
-    if platform.machine() != need.machine:
-        raise ArtefactError(f"this artefact needs a {need.machine} CPU, this machine is {platform.machine()}; "
-                            "build it here")
-    if not need.features:
-        return
-    try:
-        flags = next((x for x in cpuinfo.read_text().splitlines() if x.startswith("flags")), "")
-    except OSError:
-        flags = ""
-    missing = sorted(set(need.features) - set(flags.partition(":")[2].split()))
-    if missing:
-        raise ArtefactError(f"this artefact needs a CPU of level {need.level}; this one lacks {', '.join(missing)}: "
-                            "build it here, or with --target cpu-x86-64 for any CPU")
+def _gap(before: Weight, after: Weight) -> int:
+    """Bytes between two weights."""
+    return after.offset - before.offset - before.bytes
 
 
 def verify_hashes(artefact: Artefact) -> None:

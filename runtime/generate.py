@@ -15,12 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dflashc.runtime.artefact import Artefact, check_machine, load_artefact
+from dflashc.runtime.artefact import Artefact, load_artefact
 from dflashc.runtime.detokenizer import TextStream
 from dflashc.runtime.device.base import Device
-from dflashc.runtime.device.cpu import CpuDevice
+from dflashc.runtime.device.opening import open_device
 from dflashc.runtime.errors import RequestError
-from dflashc.runtime.processors import choose_threads
 from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.session import Session, Statistics
 from dflashc.runtime.tokenizer import Tokenizer
@@ -102,7 +101,7 @@ class Model:
         return Generator(Session(self.artefact, self.device, context), self.tokenizer)
 
     def close(self) -> None:
-        """Stop the device's threads; sessions of this model must not be used afterwards."""
+        """Close the device; sessions of this model must not be used afterwards."""
         self.device.close()
 
     def __enter__(self) -> Self:
@@ -114,26 +113,12 @@ class Model:
         self.close()
 
 
-def load(directory: Path, threads: int | None = None) -> Model:
-    """Open an artefact that this machine can run.
-
-    Parameters
-    ----------
-    threads : int, optional
-        Threads that compute; the number of available cores when left out.
-
-    Raises
-    ------
-    ArtefactError
-        The artefact is damaged, or made for another machine.
-    RequestError
-        More threads than this process may use.
-    """
+def load(directory: Path, threads: int | None = None, gpu: str | None = None, allow_ptx: bool = False) -> Model:
+    """Open an artefact that this machine can run; parameters and errors as of `open_device`."""
     started = time.perf_counter()
     artefact = load_artefact(directory)
-    check_machine(artefact.manifest)
     tokenizer = Tokenizer.load(directory / "tokenizer")
-    device = CpuDevice(artefact.kernels, choose_threads(threads))
+    device = open_device(artefact, threads=threads, gpu=gpu, allow_ptx=allow_ptx)
     return Model(artefact, tokenizer, device, time.perf_counter() - started)
 
 

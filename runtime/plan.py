@@ -13,7 +13,7 @@ from typing import Any
 
 from dflashc.runtime.errors import ArtefactError
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,18 @@ class Program:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a device needs, but for kernels and weights themselves."""
+    """Everything a device needs, but for kernels and weights themselves.
+
+    Attributes
+    ----------
+    adjacent : tuple
+        Runs of weights that some launch reads as one: they lie one behind the other, the operand names the first.
+    """
 
     buffers: dict[str, Buffer]
     programs: dict[str, Program]
     max_context: int
+    adjacent: tuple[tuple[str, ...], ...] = ()
 
     def memory(self, context: int) -> dict[str, int]:
         """Bytes per buffer role at a context capacity of `context` tokens."""
@@ -127,7 +134,7 @@ class Plan:
         return total
 
     def to_json(self) -> dict[str, Any]:
-        return {"version": PLAN_VERSION, "max_context": self.max_context,
+        return {"version": PLAN_VERSION, "max_context": self.max_context, "adjacent": self.adjacent,
                 "buffers": [asdict(b) for b in self.buffers.values()],
                 "programs": {name: _program_json(p) for name, p in self.programs.items()}}
 
@@ -139,7 +146,8 @@ class Plan:
                 raise ArtefactError(f"plan version {document['version']} found, {PLAN_VERSION} expected: build again")
             buffers = {b["name"]: Buffer(**b) for b in document["buffers"]}
             programs = {name: _program(p) for name, p in document["programs"].items()}
-            plan = Plan(buffers, programs, int(document["max_context"]))
+            adjacent = tuple(tuple(str(name) for name in names) for names in document["adjacent"])
+            plan = Plan(buffers, programs, int(document["max_context"]), adjacent)
             plan.check()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ArtefactError(f"the plan is damaged ({type(error).__name__}: {error}): build again") from error

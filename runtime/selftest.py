@@ -5,12 +5,10 @@ Prompts are token ids made by formula, so they need no tokenizer and exercise ev
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 from dflashc.runtime.artefact import Artefact
-from dflashc.runtime.device.cpu import CpuDevice
+from dflashc.runtime.device.base import Device
 from dflashc.runtime.errors import ArtefactError
 from dflashc.runtime.manifest import SelfTest
 from dflashc.runtime.sampling import SamplingParameters
@@ -27,30 +25,28 @@ def prompts(vocabulary: int, context: int) -> list[tuple[int, ...]]:
             for length in _LENGTHS if length + _CONTINUATION <= context]
 
 
-def record(artefact: Artefact) -> tuple[SelfTest, ...]:
+def record(artefact: Artefact, device: Device[Any]) -> tuple[SelfTest, ...]:
     """Run the prompts and return what came out."""
-    with _session(artefact) as session:
-        return tuple(SelfTest(p, _continuation(session, p)) for p in prompts(session.vocabulary, session.context))
+    session = _session(artefact, device)
+    return tuple(SelfTest(p, _continuation(session, p)) for p in prompts(session.vocabulary, session.context))
 
 
-def run(artefact: Artefact) -> None:
+def run(artefact: Artefact, device: Device[Any]) -> None:
     """Raise `ArtefactError` unless every prompt continues as recorded, at every draft width."""
     if not artefact.manifest.self_test:
         raise ArtefactError("the artefact has no self-test: it was built on a machine that cannot run it")
-    with _session(artefact) as session:
-        for number, test in enumerate(artefact.manifest.self_test, start=1):
-            for width in range(session.most_width + 1):
-                found = _continuation(session, test.prompt, width)
-                if found != test.expected:
-                    raise ArtefactError(f"self-test {number}, width {width}: tokens {list(found)} found, "
-                                        f"{list(test.expected)} expected; the artefact does not compute on this "
-                                        "machine what it did when it was built")
+    session = _session(artefact, device)
+    for number, test in enumerate(artefact.manifest.self_test, start=1):
+        for width in range(session.most_width + 1):
+            found = _continuation(session, test.prompt, width)
+            if found != test.expected:
+                raise ArtefactError(f"self-test {number}, width {width}: tokens {list(found)} found, "
+                                    f"{list(test.expected)} expected; the artefact does not compute on this "
+                                    "machine what it did when it was built")
 
 
-@contextmanager
-def _session(artefact: Artefact) -> Iterator[Session]:
-    with CpuDevice(artefact.kernels, len(os.sched_getaffinity(0))) as device:
-        yield Session(artefact, device, min(artefact.plan.max_context, 256))
+def _session(artefact: Artefact, device: Device[Any]) -> Session:
+    return Session(artefact, device, min(artefact.plan.max_context, 256))
 
 
 def _continuation(session: Session, prompt: tuple[int, ...], width: int = 0) -> tuple[int, ...]:

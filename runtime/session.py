@@ -15,6 +15,7 @@ import numpy as np
 
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.device.base import Device, Replay
+from dflashc.runtime.device.memories import session_memories
 from dflashc.runtime.device_sampling import refusal, sampling_words
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.rounds import round_programs
@@ -99,12 +100,7 @@ class Session:
         self.tokens: list[int] = []
         self.statistics = Statistics()
         self.notes: list[str] = []
-        self._memories: dict[str, Any] = {
-            name: device.alloc(buffer.size(context)) for name, buffer in self._plan.buffers.items()
-            if buffer.role != "view"}
-        weights = device.map_file(artefact.weights)
-        for weight in manifest.weights:
-            self._memories[weight.name] = weights.view(weight.offset, weight.bytes)
+        self._memories: dict[str, Any] = session_memories(artefact, device, context)
         if self.most_width:
             block = np.full(self.most_width + 1, manifest.drafter["mask_id"], np.int32)
             device.upload(self._memories["block"], block)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dflashc.runtime.artefact import KERNELS, PLAN, WEIGHTS, Artefact
+from dflashc.runtime.artefact import PLAN, WEIGHTS, Artefact, kernel_files
 from dflashc.runtime.device.base import Device
 from dflashc.runtime.errors import ArtefactError
 
@@ -48,7 +48,7 @@ class Key:
     @staticmethod
     def of(artefact: Artefact, device: Device[Any]) -> Key:
         manifest = artefact.manifest
-        hashes = " ".join(manifest.files[name].sha256 for name in (KERNELS, PLAN, WEIGHTS))
+        hashes = " ".join(manifest.files[name].sha256 for name in (*kernel_files(manifest), PLAN, WEIGHTS))
         return Key(hashlib.sha256(hashes.encode()).hexdigest(), device.identity, importlib.metadata.version("dflashc"),
                    manifest.requirements.abi)
 

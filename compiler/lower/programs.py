@@ -43,11 +43,10 @@ class _Job:
 
 @dataclass(frozen=True)
 class LoweredPlan:
-    """The plan, the kernels it calls by symbol, and weights that must lie side by side."""
+    """The plan, and the kernels it calls by symbol."""
 
     plan: Plan
     requests: dict[str, Any]
-    adjacent: list[list[str]]
 
 
 def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig | None,
@@ -79,9 +78,9 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
         adjacent += [names for names in lowered.adjacent if names not in adjacent]
         arena = max(arena, lowered.arena_bytes)
     buffers[ARENA] = Buffer(ARENA, "scratch", arena)
-    plan = Plan(buffers, programs, context)
+    plan = Plan(buffers, programs, context, tuple(tuple(names) for names in adjacent))
     plan.check()
-    return LoweredPlan(plan, requests, adjacent)
+    return LoweredPlan(plan, requests)
 
 
 def choice_functions(vocabulary: int) -> tvm.IRModule:

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from dflashc.compiler.gguf import GgufTensor
+from dflashc.runtime.artefact import WEIGHT_ALIGNMENT
 from dflashc.runtime.manifest import Weight
 from dflashc.targets.context import PackedWeight
 
-ALIGNMENT = 64  # bytes
 PIECE_BYTES = 16 << 20
 
 RAW = "raw"
@@ -41,7 +41,7 @@ def place_weights(sources: Iterable[WeightSource]) -> list[Weight]:
     for source in sources:
         w = source.packed
         placed.append(Weight(w.name, w.format, w.rows, w.columns, offset, w.bytes))
-        offset += -(-w.bytes // ALIGNMENT) * ALIGNMENT
+        offset += -(-w.bytes // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
     return placed
 
 
@@ -65,7 +65,7 @@ def write_weights(path: Path, sources: Mapping[str, WeightSource], placed: Itera
                 written += piece.nbytes
                 progress(piece.nbytes)
             assert written == weight.bytes, f"{weight.name}: {written} bytes packed, {weight.bytes} planned"
-        file.truncate(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+        file.truncate(-(-file.tell() // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT)
 
 
 def _pieces(source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[np.ndarray]:

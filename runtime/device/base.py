@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
+from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.plan import Launch
 
 AnyMemory = TypeVar("AnyMemory", bound="Memory")
@@ -28,6 +28,12 @@ class Replay(Protocol):
     def run(self) -> None:
         """Start the launches and wait for them."""
 
+    def seconds(self) -> np.ndarray:
+        """Run once and return the time of each launch, float64 (launches,).
+
+        On a GPU the launches run one by one here, so their sum is more than `run` takes.
+        """
+
 
 class Device(Protocol[AnyMemory]):
     """A device that an artefact runs on.
@@ -39,19 +45,28 @@ class Device(Protocol[AnyMemory]):
     identity : str
         What its speed depends on: the product, its driver, the threads in use. Timings of one identity say nothing
         about another.
+    notes : list of str
+        What the user should know of how it was opened.
     """
 
     name: str
     identity: str
+    notes: list[str]
     uploaded: int
     downloaded: int
     synchronisations: int
 
-    def alloc(self, nbytes: int) -> AnyMemory: ...
+    def check_memory(self, artefact: Artefact, context: int) -> None:
+        """Raise `TargetError` unless a session of `context` tokens fits the device; before anything is allocated."""
 
-    def map_file(self, path: Path) -> AnyMemory: ...
+    def alloc(self, nbytes: int, shared: bool = False) -> AnyMemory:
+        """Zeroed memory; `shared` for small results, which `download` then reads without a further wait."""
 
-    def upload(self, memory: AnyMemory, data: np.ndarray, offset: int = 0) -> None: ...
+    def weights(self, artefact: Artefact) -> Mapping[str, AnyMemory]:
+        """The artefact's weights by name. A device that has to copy them does so once; all sessions share them."""
+
+    def upload(self, memory: AnyMemory, data: np.ndarray, offset: int = 0) -> None:
+        """Write `data` at `offset` bytes before anything that is run later; does not wait for the device."""
 
     def download(self, memory: AnyMemory, dtype: str, count: int, offset: int = 0) -> np.ndarray: ...
 

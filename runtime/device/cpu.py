@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import threading
 import time
 import weakref
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.errors import ArtefactError, TargetError
+from dflashc.runtime.manifest import Requirements
 from dflashc.runtime.plan import Launch, Operand
 from dflashc.runtime.processors import processor_name
 
@@ -77,6 +80,14 @@ class CpuReplay:
         self._turn ^= 1
         self._device.run_table(self._tables[self._turn].ctypes.data)
 
+    def seconds(self) -> np.ndarray:
+        """See `base.Replay.seconds`. The counter's rate is not told by the hardware; a run's launches fill the run."""
+        started = time.perf_counter()
+        self.run()
+        total = time.perf_counter() - started
+        cycles = self.cycles()
+        return cycles * (total / max(1, cycles.sum()))
+
     def cycles(self) -> np.ndarray:
         """Time stamp counter ticks that the calling thread spent in each launch of the last run, int64 (launches,)."""
         words = self._tables[self._turn].view(np.int64)[_HEADER // 8 :].reshape(-1, _RECORD // 8)
@@ -102,6 +113,7 @@ class CpuDevice:
         self.name = "cpu"
         self.identity = f"{processor_name()}, {threads} thread{'s' * (threads > 1)}"
         self.threads = threads
+        self.notes: list[str] = []
         self.uploaded = self.downloaded = self.synchronisations = 0
         try:
             self._library = ctypes.CDLL(str(library))
@@ -136,15 +148,19 @@ class CpuDevice:
         self.synchronisations += 1
         self._run(self._pool.address, address)
 
-    def alloc(self, nbytes: int) -> HostMemory:
+    def check_memory(self, artefact: Artefact, context: int) -> None:
+        """The kernel gives pages as they are touched, so nothing is known before."""
+
+    def alloc(self, nbytes: int, shared: bool = False) -> HostMemory:
         return HostMemory.allocate(nbytes)
 
-    def map_file(self, path: Path) -> HostMemory:
-        """Map a file read-only; its pages are shared and loaded on first use."""
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return HostMemory(np.zeros(0, np.uint8))
-            return HostMemory(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8))
+    def weights(self, artefact: Artefact) -> dict[str, HostMemory]:
+        """Map the weights read-only; their pages are shared and loaded on first use."""
+        with artefact.weights.open("rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0
+            mapped = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        weights = HostMemory(np.frombuffer(mapped, np.uint8))
+        return {w.name: weights.view(w.offset, w.bytes) for w in artefact.manifest.weights}
 
     def upload(self, memory: HostMemory, data: np.ndarray, offset: int = 0) -> None:
         flat = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
@@ -214,6 +230,23 @@ class CpuDevice:
         for worker in self._workers:
             worker.join()
         self._workers = []
+
+
+def check_processor(need: Requirements, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """Raise `ArtefactError` unless this CPU has what kernels need."""
+    if platform.machine() != need.machine:
+        raise ArtefactError(f"this artefact needs a {need.machine} CPU, this machine is {platform.machine()}; "
+                            "build it here")
+    if not need.features:
+        return
+    try:
+        flags = next((x for x in cpuinfo.read_text().splitlines() if x.startswith("flags")), "")
+    except OSError:
+        flags = ""
+    missing = sorted(set(need.features) - set(flags.partition(":")[2].split()))
+    if missing:
+        raise ArtefactError(f"this artefact needs a CPU of level {need.level}; this one lacks {', '.join(missing)}: "
+                            "build it here, or with --target cpu-x86-64 for any CPU")
 
 
 def _operand_word(operand: Operand, memories: Mapping[str, HostMemory], context: int) -> int:

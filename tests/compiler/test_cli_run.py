@@ -134,7 +134,7 @@ def test_one_thread_says_the_same(dflashc: Here, pycode_artefact: Path, continua
 def test_verbose_says_what_is_used(dflashc: Here, pycode_artefact: Path) -> None:
     err = dflashc("-v", "run", pycode_artefact, "-p", "x", "--threads", 1, "--max-tokens", 1, "--seed", 3).err
     assert "pycode-3m, target cpu" in err
-    assert "1 threads, context 1024" in err
+    assert "1 thread, context 1024" in err
     assert "seed 3" in err
 
 

@@ -24,7 +24,7 @@ RECORD = Record(
 
 
 def options(artefact: Path, **changes: object) -> TuneOptions:
-    return replace(TuneOptions(artefact, 1, 256, 0.0, 8, None, False, False), **changes)  # type: ignore[arg-type]
+    return replace(TuneOptions(artefact, 1, None, False, 256, 0.0, 8, None, False, False), **changes)  # type: ignore[arg-type]
 
 
 def test_the_best_width_is_the_one_with_most_tokens_per_second() -> None:

@@ -39,11 +39,13 @@ class ScriptedDevice:
         self.runs: list[int] = []
         self._cache: dict[int, int] = {}
 
-    def alloc(self, nbytes: int) -> ScriptedMemory:
+    def check_memory(self, artefact: Artefact, context: int) -> None: ...
+
+    def alloc(self, nbytes: int, shared: bool = False) -> ScriptedMemory:
         return ScriptedMemory(np.zeros(nbytes, np.uint8))
 
-    def map_file(self, path: Path) -> ScriptedMemory:
-        return self.alloc(0)
+    def weights(self, artefact: Artefact) -> dict[str, ScriptedMemory]:
+        return {}
 
     def upload(self, memory: ScriptedMemory, data: np.ndarray, offset: int = 0) -> None:
         flat = np.ascontiguousarray(data).view(np.uint8).reshape(-1)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflashc.runtime import selftest
-from dflashc.runtime.artefact import check_machine, load_artefact, verify_hashes
+from dflashc.runtime.artefact import load_artefact, verify_hashes
+from dflashc.runtime.device.cpu import check_processor
+from dflashc.runtime.device.opening import open_device
 from dflashc.runtime.errors import ArtefactError
 from dflashc.runtime.manifest import Manifest, load_manifest
 from dflashc.runtime.plan import Plan
@@ -40,9 +43,14 @@ def flip_byte(path: Path, at: int) -> None:
 
 def test_a_sound_artefact_passes(pycode_artefact: Path) -> None:
     artefact = load_artefact(pycode_artefact)
-    check_machine(artefact.manifest)
     verify_hashes(artefact)
-    selftest.run(artefact)
+    run_self_test(pycode_artefact)
+
+
+def run_self_test(directory: Path) -> None:
+    artefact = load_artefact(directory)
+    with closing(open_device(artefact)) as device:
+        selftest.run(artefact, device)
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "kernels.so", "plan.json", "tokenizer/vocabulary.json"])
@@ -155,26 +163,26 @@ def test_an_edited_manifest(copy: Path, change: Callable[[Document], object]) ->
 def test_a_foreign_machine(copy: Path, change: Callable[[Document], object], message: str) -> None:
     edit(copy, change)
     with pytest.raises(ArtefactError, match=message):
-        check_machine(load_artefact(copy).manifest)
+        open_device(load_artefact(copy))
 
 
 def test_a_machine_that_does_not_tell_its_features(pycode_artefact: Path, tmp_path: Path) -> None:
     manifest = load_manifest(pycode_artefact)
     if manifest.requirements.features:
         with pytest.raises(ArtefactError, match="lacks"):
-            check_machine(manifest, tmp_path / "none")
+            check_processor(manifest.requirements, tmp_path / "none")
 
 
 def test_another_result_of_the_self_test(copy: Path) -> None:
     edit(copy, lambda m: m["self_test"][1]["expected"].__setitem__(3, 0))
     with pytest.raises(ArtefactError, match=r"self-test 2, width 0: tokens"):
-        selftest.run(load_artefact(copy))
+        run_self_test(copy)
 
 
 def test_no_self_test(copy: Path) -> None:
     edit(copy, put([], "self_test"))
     with pytest.raises(ArtefactError, match="no self-test"):
-        selftest.run(load_artefact(copy))
+        run_self_test(copy)
 
 
 def test_a_manifest_comes_back_as_it_was(pycode_artefact: Path) -> None:
