@@ -269,6 +269,7 @@ def _sources(files: list[GgufFile], progress: Progress) -> tuple[Source, ...]:
         for path in file.paths:
             hashes[path.name] = sha256_file(path)
             progress.advance("hashing", 1)
+        file.check_unchanged()
         sources.append(Source(file.get_str("general.name", default=file.paths[0].stem),
                               file.get_str("general.architecture"), hashes, file.size))
     return tuple(sources)

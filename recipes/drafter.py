@@ -285,6 +285,6 @@ def _layers(target: GgufFile) -> int:
 
 def _embedding_row(target: GgufFile, token: int) -> np.ndarray:
     tensor = target.tensors[_EMBEDDING]
-    row = tensor.data()[token : token + 1]
-    assert tensor.format is not None, "data() refuses unknown formats"
+    row = tensor.read_rows(token, 1)
+    assert tensor.format is not None, "read_rows() refuses unknown formats"
     return dequantise(tensor.format, row)[0]

@@ -105,7 +105,8 @@ class Metadata(Mapping[str, Value]):
                 position += 8 + length
                 strings.append(buffer[position - length : position].decode())
         except UnicodeDecodeError as error:
-            self._cursor.fail(f"string {len(strings)} of key {shown(key)} is not valid UTF-8: {error.object[:40]!r}")
+            beginning = bytes(error.object[:40])
+            self._cursor.fail(f"string {len(strings)} of key {shown(key)} is not valid UTF-8: {beginning!r}")
         return strings
 
 

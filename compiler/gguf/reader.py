@@ -1,11 +1,10 @@
 """A GGUF model as the rest of the compiler sees it: metadata and tensors, over one file or a set of shards.
 
-Owns the lifetime of the memory maps; knows nothing of the byte layout or of models.
+Owns how long files stay open; knows nothing of the byte layout or of models.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +17,7 @@ from .tensor import GgufTensor
 
 
 class GgufFile(TypedGetters):
-    """An opened model. A context manager; arrays taken from it stay valid after it is closed.
+    """An opened model. A context manager; once it is closed, tensors cannot be read any more.
 
     Attributes
     ----------
@@ -37,18 +36,21 @@ class GgufFile(TypedGetters):
     def __init__(self, shards: list[Shard]) -> None:
         self.paths: list[Path] = [shard.path for shard in shards]
         self.version: int = shards[0].version
-        self.size: int = sum(len(shard.mapping) for shard in shards)
+        self.size: int = sum(shard.file.size for shard in shards)
         self.metadata = shards[0].metadata
         self.tensors: dict[str, GgufTensor] = {
             name: tensor for shard in shards for name, tensor in shard.tensors.items()
         }
-        self._mappings = [shard.mapping for shard in shards]
+        self._files = [shard.file for shard in shards]
 
     def close(self) -> None:
-        """Unmap the files; a file that arrays still point into is unmapped with the last of them."""
-        for mapping in self._mappings:
-            with contextlib.suppress(BufferError):
-                mapping.close()
+        for file in self._files:
+            file.close()
+
+    def check_unchanged(self) -> None:
+        """Raise `GgufError` unless all files are still those that were opened, as they were then."""
+        for file in self._files:
+            file.check_unchanged()
 
     def __enter__(self) -> Self:
         return self

@@ -6,19 +6,16 @@ Owns the layout of a single file and its checks; knows nothing of split models.
 from __future__ import annotations
 
 import math
-import mmap
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUFValueType
 
-from dflashc.runtime.errors import GgufError
-
 from .cursor import Cursor, shown
 from .formats import FORMATS_BY_ID
 from .getters import TypedGetters
 from .metadata import MAX_KEYS, MIN_KEY_BYTES, Metadata
+from .source import SourceFile
 from .tensor import GgufTensor
 
 MAX_TENSORS = 1 << 16
@@ -42,11 +39,14 @@ _OTHER_MAGICS = {
 class Shard(TypedGetters):
     """One opened file; `tensors` in file order."""
 
-    path: Path
+    file: SourceFile
     version: int
-    mapping: mmap.mmap
     metadata: Metadata
     tensors: dict[str, GgufTensor]
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class _TensorEntry:
 
 
 def read_shard(path: Path) -> Shard:
-    """Map one file and read its header; no tensor data is touched. Raises `GgufError`."""
-    mapping = _map(path)
-    cursor = Cursor(path, mapping)
+    """Open one file and read its header; no tensor data is touched. Raises `GgufError`."""
+    file = SourceFile(path)
+    cursor = Cursor(file)
     version = _read_version(cursor)
     n_tensors = cursor.count("the tensor count", MAX_TENSORS, _MIN_TENSOR_BYTES)
     n_keys = cursor.count("the key count", MAX_KEYS, MIN_KEY_BYTES)
@@ -68,26 +68,13 @@ def read_shard(path: Path) -> Shard:
     alignment = _alignment(cursor, metadata)
     entries = _read_table(cursor, n_tensors)
     data_start = -(-cursor.position // alignment) * alignment
-    tensors = {name: _locate(cursor, mapping, name, entry, data_start) for name, entry in entries.items()}
-    return Shard(path, version, mapping, metadata, tensors)
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise GgufError(f"{path}: not a regular file")
-        if status.st_size == 0:
-            raise GgufError(f"{path}: the file is empty")
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise GgufError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    tensors = {name: _locate(cursor, file, name, entry, data_start) for name, entry in entries.items()}
+    return Shard(file, version, metadata, tensors)
 
 
 def _read_version(cursor: Cursor) -> int:
     start = cursor.take(4, "the magic")
-    magic = cursor.buffer[start : start + 4]
+    magic = bytes(cursor.buffer[start : start + 4])
     if magic != GGUF_MAGIC.to_bytes(4, "little"):
         hint = _OTHER_MAGICS.get(magic, f"its first bytes are {magic!r}")
         cursor.fail(f"not a GGUF file, {hint}")
@@ -135,12 +122,12 @@ def _read_table(cursor: Cursor, n_tensors: int) -> dict[str, _TensorEntry]:
     return entries
 
 
-def _locate(cursor: Cursor, mapping: mmap.mmap, name: str, entry: _TensorEntry, data_start: int) -> GgufTensor:
+def _locate(cursor: Cursor, file: SourceFile, name: str, entry: _TensorEntry, data_start: int) -> GgufTensor:
     """Check the extent of one tensor. Offsets are taken as they are: padding and order are the writer's affair."""
     offset = data_start + entry.data_offset
     block_format = FORMATS_BY_ID.get(entry.type_id)
     if block_format is None:
-        return GgufTensor(name, entry.shape, "unknown", entry.type_id, None, 0, cursor.path, offset, mapping)
+        return GgufTensor(name, entry.shape, "unknown", entry.type_id, None, 0, offset, file)
     columns = entry.shape[-1]
     if columns % block_format.block_size:
         cursor.fail(
@@ -149,11 +136,9 @@ def _locate(cursor: Cursor, mapping: mmap.mmap, name: str, entry: _TensorEntry, 
         )
     row_bytes = columns // block_format.block_size * block_format.block_bytes
     nbytes = math.prod(entry.shape[:-1]) * row_bytes
-    if offset + nbytes > len(mapping):
+    if offset + nbytes > file.size:
         cursor.fail(
             f"truncated file: tensor {shown(name)} {entry.shape} needs {nbytes} bytes at offset {offset}, "
-            f"the file ends at {len(mapping)}"
+            f"the file ends at {file.size}"
         )
-    return GgufTensor(
-        name, entry.shape, block_format.name, entry.type_id, block_format, nbytes, cursor.path, offset, mapping
-    )
+    return GgufTensor(name, entry.shape, block_format.name, entry.type_id, block_format, nbytes, offset, file)

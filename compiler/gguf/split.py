@@ -66,14 +66,6 @@ def _shard_names(path: Path, number: int, count: int) -> list[str]:
     return [f"{match['prefix']}-{part + 1:05}-of-{count:05}.gguf" for part in range(count)]
 
 
-def _require_all(path: Path, names: list[str]) -> None:
-    present = {entry.name for entry in path.parent.iterdir()}
-    missing = [name for name in names if name not in present]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise GgufError(f"{path}: shard {missing[0]}{more} is missing; the model has {len(names)} files")
-
-
 def _check_set(shards: list[Shard]) -> None:
     owners: dict[str, Path] = {}
     for number, shard in enumerate(shards):

@@ -1,12 +1,11 @@
-"""One tensor of a GGUF file: its description and views of its bytes.
+"""One tensor of a GGUF file: its description, and its data when asked for.
 
-Owns access to tensor data through the memory map; knows nothing of the header it was described in.
+Knows nothing of the header it was described in.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from dflashc.runtime.errors import GgufError
 from .blocks import DECODABLE, dequantise
 from .cursor import shown
 from .formats import BlockFormat, describe_unknown
+from .source import SourceFile
 
 _DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype("<f2"),
@@ -43,8 +43,8 @@ class GgufTensor:
         None when the type is unknown: the tensor is listed, and asking for its data raises `GgufError`.
     nbytes
         Size of the data, 0 when the type is unknown.
-    path, offset
-        The file that holds the data and where it starts in it.
+    offset
+        Where the data starts in its file.
     """
 
     name: str
@@ -53,39 +53,42 @@ class GgufTensor:
     type_id: int
     format: BlockFormat | None
     nbytes: int
-    path: Path
     offset: int
-    _mapping: mmap.mmap = field(repr=False)
+    _file: SourceFile = field(repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the data."""
+        return self._file.path
+
+    @property
+    def rows(self) -> int:
+        """prod(shape[:-1])."""
+        return math.prod(self.shape[:-1])
+
+    def read_rows(self, first: int, count: int) -> np.ndarray:
+        """The stored bytes of some rows, uint8 `(count, row_bytes)`. Raises `GgufError` if the file was cut short."""
+        self._known_format()
+        assert 0 <= first <= first + count <= self.rows, f"rows {first} to {first + count} of {self.rows}"
+        row_bytes = self.nbytes // self.rows
+        return self._file.read(self.offset + first * row_bytes, count * row_bytes).reshape(count, row_bytes)
 
     def data(self) -> np.ndarray:
-        """The stored bytes: a read-only view `(rows, row_bytes)` of the file, uint8; rows = prod(shape[:-1])."""
-        self._known_format()
-        flat = np.frombuffer(self._mapping, np.uint8, self.nbytes, self.offset)
-        return flat.reshape(math.prod(self.shape[:-1]), -1)
+        """All stored bytes, uint8 `(rows, row_bytes)`. Meant for small tensors: nothing is streamed."""
+        return self.read_rows(0, self.rows)
 
     def array(self) -> np.ndarray:
-        """A tensor of plain numbers (F16 F32 F64 I8 I16 I32 I64): a read-only view of the file, of `shape`."""
+        """A tensor of plain numbers (F16 F32 F64 I8 I16 I32 I64), of `shape`."""
         if self.type_name not in _DTYPES:
             raise self._error(f"is {self.type_name}, expected one of {' '.join(_DTYPES)}")
         return self.data().view(_DTYPES[self.type_name]).reshape(self.shape)
 
     def dequantise(self) -> np.ndarray:
-        """The values as a new float32 array of `shape`. Meant for small tensors: nothing is streamed."""
+        """The values as a float32 array of `shape`. Meant for small tensors: nothing is streamed."""
         block_format = self._known_format()
         if self.type_name not in DECODABLE:
             raise self._error(f"is {self.type_name}, which cannot be decoded here; requantise to a supported type")
         return dequantise(block_format, self.data()).reshape(self.shape)
-
-    def release(self) -> None:
-        """Tell the system that the tensor's pages are not needed for now; they are read again when touched.
-
-        Keeps the resident size of a build that streams through all tensors at that of one tensor.
-        """
-        self._known_format()
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        start = self.offset - self.offset % mmap.PAGESIZE  # neighbours on shared pages are merely read again
-        self._mapping.madvise(mmap.MADV_DONTNEED, start, self.offset + self.nbytes - start)
 
     def _known_format(self) -> BlockFormat:
         if self.format is None:

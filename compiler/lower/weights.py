@@ -74,8 +74,7 @@ def _pieces(source: WeightSource, pack_rows: PackRows, group: int) -> Iterable[n
         return
     tensor = source.tensor
     assert tensor is not None, f"{source.packed.name} has no source"
-    data = tensor.data()
-    step = max(group, PIECE_BYTES // max(1, data.shape[1]) // group * group)
-    for first in range(0, data.shape[0], step):
-        yield pack_rows(tensor.type_name, data[first : first + step], source.packed.columns)
-    tensor.release()
+    step = max(group, PIECE_BYTES // max(1, tensor.nbytes // tensor.rows) // group * group)
+    for first in range(0, tensor.rows, step):
+        data = tensor.read_rows(first, min(step, tensor.rows - first))
+        yield pack_rows(tensor.type_name, data, source.packed.columns)

@@ -71,7 +71,6 @@ def read_everything(folder: Path, content: bytes) -> GgufError | None:
             for item in model.tensors.values():
                 item.data()
                 item.dequantise()
-                item.release()
     except GgufError as error:
         return one_line(error)
     finally:

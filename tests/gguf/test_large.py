@@ -16,8 +16,8 @@ VOCABULARY = 262_144
 FILE_BYTES = 20 << 30
 MEBIBYTE = 1 << 20
 
-# Run in a process of its own, whose memory nothing else has grown. Prints bytes: resident size before and peak after
-# opening, and what is resident of the map itself after opening, after reading a tensor, after its release.
+# Run in a process of its own, whose memory nothing else has grown. Prints bytes: how far the peak of what is resident
+# has grown after opening, after streaming through 2 GB of a tensor, after decoding the vocabulary.
 PROBE = """
 import json, re, sys
 from pathlib import Path
@@ -26,28 +26,23 @@ from dflashc.compiler.gguf import open_gguf
 def status(field):
     return int(re.search(rf"{field}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
-def mapped():
-    entry = Path("/proc/self/smaps").read_text().split(sys.argv[1], 1)[1]
-    return int(re.search(r"Rss:\\s+(\\d+) kB", entry)[1]) << 10
-
 before = status("VmRSS")
 model = open_gguf(sys.argv[1])
-found = {"growth": status("VmHWM") - before, "opened": mapped()}
+found = {"opened": status("VmHWM") - before}
 tensor = model.tensors["w"]
-total = int(tensor.data()[: 64 << 12].sum())
-found["read"] = mapped()
-tensor.release()
-found["released"] = mapped()
+for first in range(0, 1 << 19, 1 << 12):
+    assert not tensor.read_rows(first, 1 << 12).any()
+found["read"] = status("VmHWM") - before
 found["tokens"] = len(model.get_strings("tokens"))
 found["last"] = model.get_strings("tokens")[-1]
-found["decoded"] = status("VmHWM") - before - found["read"]
+found["decoded"] = status("VmHWM") - before
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    if not Path("/proc/self/smaps").exists():
+    if not Path("/proc/self/status").exists():
         pytest.skip("resident memory is read from /proc")
     tokens = b"".join(string(f"token{number}") for number in range(VOCABULARY))
     merges = b"".join(string(f"to ken{number}") for number in range(2 * VOCABULARY))
@@ -69,9 +64,8 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return {"header": len(content), **json.loads(found.stdout)}
 
 
-def test_opening_touches_the_header_alone(probe: dict[str, int]) -> None:
-    assert probe["growth"] < 100 * MEBIBYTE
-    assert probe["opened"] <= probe["header"] + MEBIBYTE
+def test_opening_reads_the_header_alone(probe: dict[str, int]) -> None:
+    assert probe["opened"] <= 2 * probe["header"] + 10 * MEBIBYTE
 
 
 def test_vocabulary_is_decoded_in_little_memory(probe: dict[str, int]) -> None:
@@ -80,6 +74,6 @@ def test_vocabulary_is_decoded_in_little_memory(probe: dict[str, int]) -> None:
     assert probe["decoded"] < 100 * MEBIBYTE
 
 
-def test_release_gives_the_pages_of_a_tensor_back(probe: dict[str, int]) -> None:
-    assert probe["read"] > 100 * MEBIBYTE
-    assert probe["released"] <= probe["opened"] + MEBIBYTE
+def test_streaming_through_a_tensor_holds_one_piece(probe: dict[str, int]) -> None:
+    """Of 16 MB."""
+    assert probe["read"] <= probe["opened"] + 40 * MEBIBYTE
