@@ -14,6 +14,7 @@ from pathlib import Path
 from dflashc.runtime.errors import ArtefactError
 from dflashc.runtime.manifest import Manifest, Weight, load_manifest
 from dflashc.runtime.plan import Plan, load_plan
+from dflashc.runtime.rounds import all_round_programs
 
 PLAN, WEIGHTS = "plan.json", "weights.bin"
 KERNELS = "kernels.so"
@@ -21,6 +22,9 @@ KERNELS = "kernels.so"
 GPU_KERNELS, GPU_CODE, GPU_PTX = "kernels.json", "kernels.bin", "kernels.ptx"
 """Kernels for GPUs: how they are called, their code, and for CUDA the same for later devices."""
 WEIGHT_ALIGNMENT = 64  # bytes
+
+_BUFFERS = {"state", "tokens", "block", "history", "sampling", "residual", "hidden", "ids", "logits", "emitted"}
+"""That a session reads or writes by name."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,19 @@ def kernel_files(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _check_together(manifest: Manifest, plan: Plan) -> None:
-    """Raise `ArtefactError` unless the plan finds its weights, and the sizes that a session reads are the plan's."""
+    """Raise `ArtefactError` unless the plan finds its weights and has all that a session asks for, in its sizes."""
+    width, block_rows = (manifest.drafter.get(key, 0) for key in ("width", "block_rows"))
+    if not all(type(rows) is int and 0 <= rows <= len(plan.programs) for rows in (width, block_rows)):
+        raise ArtefactError(f"the manifest gives {width!r} for width and {block_rows!r} for block_rows: "
+                            "build the artefact again")
+    programs = all_round_programs(width, block_rows)
+    for program in plan.programs.values():
+        if program.role == "decode":
+            programs |= {f"positions.{program.rows}", *([f"inject.{program.rows}"] if width else [])}
+    for what, missing in (("program", programs - plan.programs.keys()), ("buffer", _BUFFERS - plan.buffers.keys())):
+        if missing:
+            raise ArtefactError(f"the plan has no {what} {min(missing)!r}: another version of dflashc wrote it; "
+                                "build the artefact again")
     weights = {w.name: w.bytes for w in manifest.weights}
     operands = (o for p in plan.programs.values() for x in p.launches for o in x.operands if o.kind == "weight")
     for operand in operands:
@@ -83,7 +99,7 @@ def _check_together(manifest: Manifest, plan: Plan) -> None:
                 raise ArtefactError(f"weight {name!r} does not follow {before!r}, as the plan has it: build the "
                                     "artefact again")
     for key, buffer in (("vocabulary", "logits"), ("hidden", "residual")):
-        value, most = manifest.config.get(key), plan.buffers[buffer].bytes if buffer in plan.buffers else 0
+        value, most = manifest.config.get(key), plan.buffers[buffer].bytes
         if type(value) is not int or not 0 < 4 * value <= most:
             raise ArtefactError(f"the manifest gives {value!r} for {key}, the plan has {most:,} bytes of {buffer}: "
                                 "build the artefact again")

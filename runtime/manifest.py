@@ -144,9 +144,10 @@ def load_manifest(directory: Path) -> Manifest:
     path = directory / NAME
     try:
         document = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ArtefactError(f"{directory} is not an artefact: it has no {NAME}; expected the output of "
-                            "`dflashc build`") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        found = "it is a file" if directory.exists() else "it does not exist"
+        why = f"it has no {NAME}" if directory.is_dir() else found
+        raise ArtefactError(f"{directory} is not an artefact (a folder written by `dflashc build`): {why}") from error
     except (OSError, ValueError) as error:
         raise ArtefactError(f"cannot read {path}: {error}") from error
     return Manifest.from_json(document)

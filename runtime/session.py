@@ -18,12 +18,9 @@ from dflashc.runtime.device.base import Device, Replay
 from dflashc.runtime.device.memories import session_memories
 from dflashc.runtime.device_sampling import refusal, sampling_words
 from dflashc.runtime.errors import RequestError
-from dflashc.runtime.rounds import round_programs
+from dflashc.runtime.rounds import HEADS, round_programs
 from dflashc.runtime.sampling import SamplingParameters, sample
 from dflashc.runtime.width import WidthController
-
-_HEADS = {"ids": ("ids",), "logits": ("logits",), "draw": ("logits", "draw")}
-"""Programs that turn rows of the residual stream into the likeliest tokens, logits, or tokens that are drawn."""
 
 
 @dataclass
@@ -127,7 +124,7 @@ class Session:
         self._device_anchor = None
         m = len(tokens)
         inject = [f"inject.{m}"] if self.most_width else []
-        heads = [f"{role}.{rows}" for role in _HEADS[head]] if head else []
+        heads = [f"{role}.{rows}" for role in HEADS[head]] if head else []
         self._replay(first_row, f"positions.{m}", f"decode.{m}", *inject, *heads).run()
         self.tokens.extend(tokens)
 
@@ -143,7 +140,7 @@ class Session:
             "ids" for the likeliest tokens, "draw" for those that the request's sampler draws. A proposal is kept when
             it is what was chosen (sample-and-match: lossless for every sampler).
         """
-        self._verify(anchor, width, *_HEADS[head], "inject", "accept")
+        self._verify(anchor, width, *HEADS[head], "inject", "accept")
         emitted = self._device.download(self._memories["emitted"], "int32", width + 2)
         accepted = int(emitted[0])
         after = [_chosen(t) for t in emitted[1 : accepted + 2]]

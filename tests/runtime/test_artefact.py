@@ -87,7 +87,42 @@ def test_a_missing_file(copy: Path, name: str) -> None:
 
 def test_a_missing_manifest(copy: Path) -> None:
     (copy / "manifest.json").unlink()
-    with pytest.raises(ArtefactError, match=r"is not an artefact: it has no manifest\.json"):
+    with pytest.raises(ArtefactError, match=r"is not an artefact \(a folder written by `dflashc build`\): it has no"):
+        load_artefact(copy)
+
+
+def test_what_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtefactError, match=r"file is not an artefact \(.*\): it is a file"):
+        load_artefact(tmp_path / "file")
+    with pytest.raises(ArtefactError, match=r"none is not an artefact \(.*\): it does not exist"):
+        load_artefact(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    (lambda plan: plan["programs"].pop("accept.1"), "program 'accept.1'"),
+    (lambda plan: plan["programs"].pop("positions.256"), "program 'positions.256'"),
+    (lambda plan: plan["programs"].pop("draw.1"), "program 'draw.1'"),
+    (lambda plan: plan["buffers"].remove(next(b for b in plan["buffers"] if b["name"] == "sampling")),
+     "buffer 'sampling'"),
+])
+def test_a_plan_of_another_version(change: Callable[[Document], object], what: str, copy: Path) -> None:
+    """That lacks what a session would ask for; nothing that it has names the missing part any more."""
+    plan = plan_of(copy)
+    change(plan)
+    for program in plan["programs"].values():
+        program["launches"] = [x for x in program["launches"] if "sampling" not in str(x)]
+    (copy / "plan.json").write_text(json.dumps(plan))
+    edit(copy, lambda m: m["files"]["plan.json"].update(bytes=(copy / "plan.json").stat().st_size))
+    with pytest.raises(ArtefactError, match=f"the plan has no {what}: another version of dflashc wrote it; build"):
+        load_artefact(copy)
+
+
+@pytest.mark.parametrize(("width", "message"), [
+    (1, "the plan has no program 'accept.2'"), (1 << 40, f"gives {1 << 40} for width"), ("x", "gives 'x' for width")])
+def test_a_width_that_the_plan_does_not_have(width: object, message: str, copy: Path) -> None:
+    edit(copy, put({"width": width}, "drafter"))
+    with pytest.raises(ArtefactError, match=message):
         load_artefact(copy)
 
 
