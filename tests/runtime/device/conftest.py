@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 import pytest
 
 from dflashc.runtime.artefact import Artefact
-from dflashc.runtime.device import vulkan
+from dflashc.runtime.device import hip, vulkan
 from dflashc.runtime.device.gpu import GpuDevice
 from dflashc.runtime.device.opening import open_device
 from dflashc.runtime.device.vulkan.api import load_api
+from tests.runtime.device import fake_cuda, fake_hip
+from tests.runtime.device.fake_gpu import FakeGpu, module_code
 from tests.runtime.device.shaders import SOURCES, require_vulkan, spirv
 from tests.runtime.device.tiny import gpu_requirements, write_tiny
 from tests.runtime.device.watched_vulkan import watch
 
-KINDS = ("vulkan", "vulkan-discrete")
+KINDS = ("vulkan", "vulkan-discrete", "cuda", "rocm")
 
 
 @dataclass
@@ -61,4 +64,23 @@ def _vulkan(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     return Tiny(kind, artefact, library)
 
 
-_MAKERS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], Tiny]] = {"vulkan": _vulkan}
+def _fake(level: str, negligible: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr("dflashc.runtime.device.gpu.STAGING_BYTES", 1 << 14)  # every byte of it is watched
+    return FakeGpu(level, negligible=negligible)
+
+
+def _cuda(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    gpu = _fake("sm_89", fake_cuda.NEGLIGIBLE, monkeypatch)
+    for name, module in fake_cuda.fake_bindings(gpu).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return Tiny(kind, write_tiny(folder / "tiny", gpu_requirements("cuda", "sm_89"), module_code()), gpu)
+
+
+def _rocm(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    gpu = _fake("gfx1151", fake_hip.NEGLIGIBLE, monkeypatch)
+    monkeypatch.setattr(hip, "load_library", lambda: fake_hip.FakeHip(gpu))
+    return Tiny(kind, write_tiny(folder / "tiny", gpu_requirements("rocm", "gfx1151"), module_code()), gpu)
+
+
+_MAKERS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], Tiny]] = {
+    "vulkan": _vulkan, "cuda": _cuda, "rocm": _rocm}

@@ -31,7 +31,9 @@ class WatchedVulkan:
     negligible : set of str
         Calls whose failure costs nothing: the pipeline cache is not stored, and a device that is closed may be lost.
     live : set
-        Handles that were created and not destroyed, as (function, handle).
+        Handles that were created and not destroyed, as (kind, handle).
+    stuck : bool
+        Whether what was submitted is never done.
     """
 
     negligible = frozenset({"vkGetPipelineCacheData", "vkQueueSubmit", "vkWaitForFences", "vkResetFences"})
@@ -41,7 +43,7 @@ class WatchedVulkan:
         self.fail_at: int | None = None
         self.failed = ""
         self.live: set[tuple[str, int]] = set()
-        self.hangs = False
+        self.stuck = False
         self._library = library
         self._discrete = discrete
 
@@ -60,7 +62,7 @@ class WatchedVulkan:
             if len(self.names) == self.fail_at:
                 self.failed = name
                 return vk.DEVICE_LOST if name in _OF_THE_DEVICE else vk.OUT_OF_DEVICE_MEMORY
-            if name == "vkWaitForFences" and self.hangs:
+            if name == "vkWaitForFences" and self.stuck:
                 return vk.TIMEOUT
             if name in _CREATES and result == vk.SUCCESS:
                 self.live.add((_kind(name), _number(arguments[-1][0])))
