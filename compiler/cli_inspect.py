@@ -69,11 +69,13 @@ def check(target: Path, drafter: Path, overrides: Overrides, as_json: bool) -> N
 
 
 def targets(as_json: bool) -> None:
-    """Print the targets."""
-    from dflashc.compiler.inspect import describe_targets
+    """Print the targets, the GPUs of this machine, and why there are none of a kind."""
+    from dflashc.compiler.inspect import describe_devices, describe_targets
 
-    described = describe_targets()
-    _print(described, [target_table(described)], as_json)
+    described = {"targets": describe_targets(), **describe_devices()}
+    tables = [target_table(described["targets"]), device_table(described["devices"]),
+              pairs("No devices", described["missing"].items())]
+    _print(described, tables, as_json)
 
 
 def verify(directory: Path, gpu: str | None, allow_ptx: bool) -> None:
@@ -146,6 +148,17 @@ def target_table(targets: list[dict[str, Any]]) -> Table:
     return Table("Targets", ("name", "level", "can build", "runs here"), [
         (t["name"], t["level"], t["cannot_build"] or "yes",
          f"no: this CPU lacks {', '.join(t['missing_to_run'])}" if t["missing_to_run"] else "yes") for t in targets])
+
+
+def device_table(devices: list[dict[str, Any]]) -> Table:
+    return Table("Devices", ("for", ">number", "name", "kind", "level", ">memory", "driver", "limits"), [
+        (d["machine"], str(d["number"]), d["name"], d["kind"], d["level"] or "-", size(d["memory"]), d["driver"],
+         d["unfit"] or _limits(d["limits"])) for d in devices])
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    return (f"{limits['threads_in_all']} threads, {size(limits['shared'])} shared, {limits['groups']:,} workgroups, "
+            f"{size(limits['binding'])} a buffer")
 
 
 def _config(config: dict[str, Any]) -> Table:

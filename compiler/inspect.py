@@ -119,6 +119,25 @@ def describe_targets() -> list[dict[str, Any]]:
     return described
 
 
+def describe_devices() -> dict[str, Any]:
+    """The GPUs of this machine, numbered as `--device` takes them, and why there are none of a kind.
+
+    Drivers are asked in processes of their own. What each device offers by name is left out: it is hundreds of names.
+    """
+    from dflashc.runtime.device.survey import survey
+
+    devices: list[dict[str, Any]] = []
+    missing = {}
+    for kind in survey():
+        for number, gpu in enumerate(kind.gpus):
+            described = dataclasses.asdict(gpu)
+            del described["features"]
+            devices.append({"machine": kind.machine, "number": number, **described})
+        if kind.missing:
+            missing[kind.machine] = kind.missing
+    return {"devices": devices, "missing": missing}
+
+
 def _config(gguf: GgufFile) -> tuple[dict[str, Any] | None, dict[str, Any] | None, str | None]:
     """The model's configuration, or the drafter's with all that is told of it, or why there is neither."""
     from dflashc.compiler.drafter import is_drafter, normalise

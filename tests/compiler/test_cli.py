@@ -233,13 +233,18 @@ def test_verify_a_damaged_artefact(dflashc: Here, pycode_artefact: Path, tmp_pat
 
 
 def test_targets(dflashc: Here) -> None:
-    listed = {t["name"]: t for t in json.loads(dflashc("targets", "--json").out)}
+    found = json.loads(dflashc("targets", "--json").out)
+    listed = {t["name"]: t for t in found["targets"]}
     assert {"cpu", "cpu-x86-64", "cpu-x86-64-v3"} <= set(listed)
     assert listed["cpu"]["missing_to_run"] == [], "it stands for the best level of this machine"
     assert listed["cpu-x86-64"]["features"] == []
     flags = next(x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")).split()
     assert ("avx2" in listed["cpu-x86-64-v3"]["missing_to_run"]) == ("avx2" not in flags)
-    assert "cpu-x86-64-v3" in dflashc("targets").out
+    assert {d["machine"] for d in found["devices"]} | set(found["missing"]) == {"vulkan", "cuda", "rocm"}
+    printed = dflashc("targets").out
+    assert "cpu-x86-64-v3" in printed
+    assert all(d["name"] in printed for d in found["devices"])
+    assert all(reason in printed for reason in found["missing"].values())
 
 
 def test_targets_tells_that_the_linker_is_missing(dflashc: Here, monkeypatch: pytest.MonkeyPatch,
