@@ -61,6 +61,8 @@ def tune(options: TuneOptions) -> None:
     with load(options.artefact, options.threads, options.gpu, options.allow_ptx) as model:
         if not model.artefact.manifest.drafter:
             raise RequestError(f"{options.artefact} has no drafter, so there is no width to tune; build with --drafter")
+        for note in model.device.notes:
+            print(f"dflashc: note: {note}", file=sys.stderr)
         record, spread = _measure(model, options)
         folder = tuning.artefact_folder(model.artefact) if options.in_artefact else tuning.cache_folder()
         path = tuning.save(record, folder)

@@ -16,8 +16,8 @@ from dflashc.runtime.device.kernels import Kernel
 
 ALIGNMENT = 64  # bytes: of every offset into a buffer that a kernel is given
 
-HANG_SECONDS = 300.0
-"""A device that has not finished by then is taken to hang. A prompt on a software device takes long."""
+HANG_SECONDS = 120.0
+"""A GPU that has not finished by then is taken to hang."""
 
 
 class Place(Enum):

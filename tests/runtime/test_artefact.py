@@ -44,13 +44,13 @@ def flip_byte(path: Path, at: int) -> None:
 def test_a_sound_artefact_passes(pycode_artefact: Path) -> None:
     artefact = load_artefact(pycode_artefact)
     verify_hashes(artefact)
-    run_self_test(pycode_artefact)
+    assert run_self_test(pycode_artefact) == "3 prompts continued as recorded"
 
 
-def run_self_test(directory: Path) -> None:
+def run_self_test(directory: Path) -> str:
     artefact = load_artefact(directory)
     with closing(open_device(artefact)) as device:
-        selftest.run(artefact, device)
+        return selftest.run(artefact, device)
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "kernels.so", "plan.json", "tokenizer/vocabulary.json"])
@@ -214,9 +214,11 @@ def test_another_result_of_the_self_test(copy: Path) -> None:
         run_self_test(copy)
 
 
-def test_no_self_test(copy: Path) -> None:
+def test_without_a_recording_sizes_of_programs_are_compared(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(copy, put([], "self_test"))
-    with pytest.raises(ArtefactError, match="no self-test"):
+    assert "continued alike at every width and cut (none was recorded)" in run_self_test(copy)
+    monkeypatch.setattr(selftest, "_token_by_token", lambda session, prompt: (0,) * 16)
+    with pytest.raises(ArtefactError, match="does not compute the same in programs of other sizes"):
         run_self_test(copy)
 
 

@@ -5,6 +5,7 @@ What is submitted runs in order on one queue; each submission begins with a barr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -64,7 +65,6 @@ class VulkanDriver:
     def __init__(self, api: Api, index: int, table: KernelTable, required: Sequence[str],
                  hang_seconds: float = HANG_SECONDS) -> None:
         self._api = api
-        self._hang_seconds = hang_seconds
         self._hangs = False
         self._fenced: bool | None = False  # whether the fence will tell; None while that is not known
         self._blocks: set[VulkanBlock] = set()
@@ -74,6 +74,8 @@ class VulkanDriver:
         with ExitStack() as opened:
             self._adapter: Adapter = list_adapters(api, opened.enter_context(instance(api)))[index]
             self.info = self._adapter.info
+            # A software device is only slow.
+            self._hang_seconds = math.inf if self.info.kind == "software" else hang_seconds
             self._device = self._open_device(required)
             opened.callback(api.library.vkDestroyDevice, self._device, api.ffi.NULL)
             queue = api.ffi.new("VkQueue *")
