@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -e ".[dev,realmodel,vulkan,cuda]"
+	$(BIN)/python -m pip install --quiet -e ".[dev,realmodel,vulkan,cuda,rocm]"
 	touch $@
 
 clean:

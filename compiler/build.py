@@ -26,10 +26,11 @@ from dflashc.compiler.models import build_graph, read_model_config
 from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.pair import Overrides, PairReport, check_pair
 from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
-from dflashc.runtime.artefact import KERNELS, PLAN, WEIGHTS, sha256_file
+from dflashc.runtime.artefact import PLAN, WEIGHTS, sha256_file
 from dflashc.runtime.errors import BuildError
-from dflashc.runtime.manifest import Manifest, Source
+from dflashc.runtime.manifest import Manifest, Requirements, Source
 from dflashc.runtime.plan import Plan
+from dflashc.targets.base import check_toolchain
 from dflashc.targets.context import PackedWeight
 from dflashc.targets.registry import find_target
 
@@ -114,12 +115,12 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     lowered = lower(options)
     with closing(lowered), new_artefact(options.output) as folder:
         placed = place_weights(lowered.sources.values())
-        _compile_and_pack(lowered, folder, placed, progress)
+        requirements = _compile_and_pack(lowered, folder, placed, progress)
         (folder / PLAN).write_text(json.dumps(lowered.plan.to_json(), separators=(",", ":")))
         lowered.tokenizer.write(folder / "tokenizer")
         manifest = Manifest(
             dflashc=importlib.metadata.version("dflashc"), target=options.target,
-            requirements=lowered.target.requirements(), sources=_sources(lowered.files, progress),
+            requirements=requirements, sources=_sources(lowered.files, progress),
             config=dataclasses.asdict(lowered.config), drafter=_drafter(lowered.pair),
             context=lowered.plan.max_context, weights=tuple(placed), self_test=(), notes=tuple(lowered.notes))
         write_manifest(folder, manifest)
@@ -134,7 +135,7 @@ def lower(options: BuildOptions) -> Lowered:
     from dflashc.passes.pipeline import optimise
 
     target = find_target(options.target)
-    target.check_toolchain()
+    check_toolchain(target)
     gguf = open_gguf(options.model)
     config = read_model_config(gguf)
     context = _context(options.context, config)
@@ -237,16 +238,17 @@ def _ordered(sources: dict[str, WeightSource], adjacent: Sequence[Sequence[str]]
     return {name: sources[name] for name in order}
 
 
-def _compile_and_pack(lowered: Lowered, folder: Path, placed: list[Any], progress: Progress) -> None:
-    """Compile kernels in worker processes and pack weights here, at the same time."""
+def _compile_and_pack(lowered: Lowered, folder: Path, placed: list[Any], progress: Progress) -> Requirements:
+    """Compile kernels in worker processes and pack weights here, at the same time; what the kernels require."""
     requests = list(lowered.requests.values())
     progress.start("kernels", len(requests))
     progress.start("weights", sum(w.bytes for w in placed))
+    required: list[Requirements] = []
     failure: list[BaseException] = []
 
     def compile_kernels() -> None:
         try:
-            lowered.target.compile(requests, folder / KERNELS, lambda done: progress.advance("kernels", done))
+            required.append(lowered.target.compile(requests, folder, lambda n: progress.advance("kernels", n)))
         except BaseException as error:
             failure.append(error)
 
@@ -259,6 +261,7 @@ def _compile_and_pack(lowered: Lowered, folder: Path, placed: list[Any], progres
         compiler.join()
     if failure:
         raise failure[0]
+    return required[0]
 
 
 def _sources(files: list[GgufFile], progress: Progress) -> tuple[Source, ...]:

@@ -21,6 +21,8 @@ from dflashc.runtime.manifest import NAME
 if TYPE_CHECKING:
     from dflashc.compiler.pair import Overrides
 
+CPU = "x86_64"
+"""The machine that targets for the CPU require."""
 ROLES = ("model", "drafter")
 """Of the sources of an artefact, in order."""
 
@@ -145,8 +147,15 @@ def tensor_table(tensors: list[dict[str, Any]]) -> Table:
 
 def target_table(targets: list[dict[str, Any]]) -> Table:
     return Table("Targets", ("name", "level", "can build", "runs here"), [
-        (t["name"], t["level"], t["cannot_build"] or "yes",
-         f"no: this CPU lacks {', '.join(t['missing_to_run'])}" if t["missing_to_run"] else "yes") for t in targets])
+        (t["name"], t["level"], f"no: {t['cannot_build']}" if t["cannot_build"] else "yes", _runs_here(t))
+        for t in targets])
+
+
+def _runs_here(target: dict[str, Any]) -> str:
+    if target["machine"] != CPU:
+        return f"on a device of {target['machine']}"
+    lacks = ", ".join(target["missing_to_run"])
+    return f"no: this CPU lacks {lacks}" if lacks else "yes"
 
 
 def device_table(devices: list[dict[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dflashc.compiler.inspect_plan import describe_programs, describe_rounds
 from dflashc.runtime.artefact import load_artefact
-from dflashc.runtime.errors import BuildError, DflashError, GgufError, PairError, RequestError, TargetError
+from dflashc.runtime.errors import BuildError, GgufError, PairError, RequestError, TargetError
 
 if TYPE_CHECKING:
     from dflashc.compiler.build import Lowered
@@ -97,23 +97,23 @@ def describe_lowered(lowered: Lowered) -> dict[str, Any]:
 
 def describe_targets() -> list[dict[str, Any]]:
     """Every target: the level it stands for, what keeps this machine from building for it, and from running it."""
-    from dflashc.targets.cpu.target import names
     from dflashc.targets.cpu.traits import host_features
-    from dflashc.targets.registry import find_target
+    from dflashc.targets.registry import find_target, target_names
 
     try:
         host = host_features()
     except TargetError:
         host = frozenset()
     described = []
-    for name in names():
+    for name in target_names():
         target = find_target(name)
         need = target.requirements()
         described.append({
             "name": name,
+            "machine": need.machine,
             "level": need.level,
             "features": list(need.features),
-            "cannot_build": _refusal(target.check_toolchain),
+            "cannot_build": "; ".join(target.missing()),
             "missing_to_run": sorted(set(need.features) - host),
         })
     return described
@@ -174,11 +174,3 @@ def _totals(tensors: Iterable[tuple[str, int, int]]) -> list[dict[str, Any]]:
         total[:] = total[0] + 1, total[1] + elements, total[2] + nbytes
     ordered = sorted(totals.items(), key=lambda item: -item[1][2])
     return [{"type": kind, "tensors": n, "elements": e, "bytes": b} for kind, (n, e, b) in ordered]
-
-
-def _refusal(check: Any) -> str:
-    try:
-        check()
-    except DflashError as error:
-        return str(error)
-    return ""

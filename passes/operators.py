@@ -24,6 +24,7 @@ FORMS: dict[str, tuple[tuple[str, int], ...]] = {
     "f32": (("float32", 1),),
     "q8_32": (("int8", 1), ("float32", 32), ("int32", 32)),
     "q8_256": (("int8", 1), ("float32", 256), ("int16", 16)),
+    "q8_32s": (("int8", 1), ("float32", 32), ("int32", 16)),
 }
 """Forms of a linear's input: per part (codes, scales, sums) its dtype and how many columns share one element."""
 

@@ -6,6 +6,7 @@ Owns the layout of the "sampling" buffer. Knows nothing of kernels; the law itse
 from __future__ import annotations
 
 import math
+import sys
 from enum import IntEnum
 
 import numpy as np
@@ -24,7 +25,7 @@ class Word(IntEnum):
     CANDIDATES = 1
     """How many of the likeliest tokens stay: top-k; 1 at temperature 0."""
     WINDOW = 2
-    """Recent tokens that are penalised; 0 where the penalties are off."""
+    """Recent tokens that are penalised; 0 where the penalties are off, 2^31 - 1 where they look at all."""
     TOP_P = 3
     """Infinite where top-p is off."""
     LOG_MIN_P = 4
@@ -46,11 +47,12 @@ def refusal(parameters: SamplingParameters, vocabulary: int) -> str | None:
 def sampling_words(parameters: SamplingParameters, vocabulary: int) -> NDArray[np.int64]:
     """The contents of the "sampling" buffer for a request that is not refused, int64 (len(Word),)."""
     assert parameters.seed is not None  # set when the parameters were made
-    window = parameters.repeat_last_n if parameters.repeat_last_n >= 0 else 2**62
+    window = parameters.repeat_last_n if parameters.repeat_last_n >= 0 else 2**31 - 1
     numbers = {
         Word.TOP_P: parameters.top_p if parameters.top_p < 1 else math.inf,
         Word.LOG_MIN_P: math.log(parameters.min_p) if parameters.min_p > 0 else -math.inf,
-        Word.TEMPERATURE: parameters.temperature or 1.0,
+        # anything smaller has the same law, but is 0 to a device without denormal numbers
+        Word.TEMPERATURE: max(parameters.temperature or 1.0, sys.float_info.min),
         Word.REPEAT_PENALTY: parameters.repeat_penalty,
         Word.FREQUENCY_PENALTY: parameters.frequency_penalty,
         Word.PRESENCE_PENALTY: parameters.presence_penalty,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dflashc.runtime.errors import TargetError
 from dflashc.runtime.manifest import Requirements
 from dflashc.targets.context import PackedWeight, Rule
 
@@ -29,11 +30,11 @@ class Target(Protocol):
     @property
     def row_group(self) -> int: ...
 
-    def check_toolchain(self) -> None:
-        """Raise `TargetError` when something that a build needs is missing; before any weight is read."""
+    def missing(self) -> list[str]:
+        """What a build needs and this machine lacks, and how to get it; one line each."""
 
     def requirements(self) -> Requirements:
-        """What a machine needs to run the artefact."""
+        """What a machine needs to run any artefact of this target."""
 
     def describe_weight(self, name: str, type_name: str, shape: tuple[int, ...]) -> tuple[PackedWeight, str]:
         """How a weight is stored, and a note where that is wider than in the file ("" otherwise)."""
@@ -44,5 +45,14 @@ class Target(Protocol):
     def rules(self) -> Mapping[str, Rule]:
         """Lowering rules by operator."""
 
-    def compile(self, requests: Sequence[Any], output: Path, progress: Callable[[int], None]) -> None:
-        """Compile every kernel of `requests` into `output`; `progress` hears how many are done."""
+    def compile(self, requests: Sequence[Any], folder: Path, progress: Callable[[int], None]) -> Requirements:
+        """Compile every kernel of `requests` into files of `folder`; `progress` hears how many are done.
+
+        Returns what a machine needs to run these kernels.
+        """
+
+
+def check_toolchain(target: Target) -> None:
+    """Raise `TargetError` when something that a build needs is missing; before any weight is read."""
+    if missing := target.missing():
+        raise TargetError(f"target {target.name} cannot be built here: {'; '.join(missing)}")

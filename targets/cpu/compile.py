@@ -1,51 +1,24 @@
 """From kernels to one shared library: TIR passes, LLVM objects in parallel processes, a linker.
 
-Kernels travel to the worker processes as (builder, arguments), since TIR cannot be serialised in this TVM; a builder is
-a module-level function that returns a `Kernel`. Knows nothing of models.
+Knows nothing of models.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dflashc.runtime.errors import TargetError
 from dflashc.targets.cpu.traits import LEVELS, Traits
+from dflashc.targets.parallel import processors, run_parallel
+from dflashc.targets.requests import KernelRequest, batches, distinct
 
 ENTRY_POINTS = {"dflash_abi": ("version",), "dflash_run": ("pool", "table"), "dflash_work": ("pool", "worker")}
 """Functions of the executor with their parameters: pointers, but for `worker`, an int64."""
-
-
-@dataclass(frozen=True)
-class KernelRequest:
-    """One kernel to compile: `builder(traits, *arguments)` returns a `Kernel`, which gets the symbol `name`.
-
-    `operands`, where given, are the kinds of the entries that its launches pass ("buffer", "i64", "f32"), which must be
-    those that the kernel declares: the argument table is untyped, and a slip would read a number as an address.
-    """
-
-    name: str
-    builder: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    operands: tuple[str, ...] | None = None
-
-    def build(self, traits: Traits) -> Any:
-        """The kernel's PrimFunc, named and checked."""
-        kernel = self.builder(traits, *self.arguments)
-        declared = tuple(a.kind if a.kind in ("i64", "f32") else "buffer" for a in kernel.arguments)
-        if self.operands is not None and self.operands != declared:
-            raise AssertionError(f"kernel {self.name} declares {declared}, its launch passes {self.operands}")
-        return kernel.function.with_attr("global_symbol", self.name)
 
 
 def lower(function: Any, target: Any) -> Any:
@@ -90,7 +63,7 @@ def compile_objects(level: str, requests: Sequence[KernelRequest], directory: Pa
 
     traits = LEVELS[level]
     target = tvm.target.Target(traits.llvm_target())
-    functions = {r.name: r.build(traits) for r in requests}
+    functions = {r.name: r.build(traits).function for r in requests}
     if with_executor:
         functions |= _executor_functions()
     paths = []
@@ -134,42 +107,10 @@ def compile_library(traits: Traits, requests: Sequence[KernelRequest], output: P
     processes : int, optional
         Worker processes; the number of CPUs this process may use when left out.
     """
-    distinct = list({r.name: r for r in requests}.values())
+    kernels = distinct(requests)
     find_linker()
-    workers = processes or len(os.sched_getaffinity(0))
+    workers = processes or processors()
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
-        directory = Path(folder)
-        objects: list[Path] = []
-        # spawn, not fork: LLVM and TVM hold threads and locks that do not survive a fork
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            with _interrupts_blocked():  # the first job starts the processes
-                jobs = [pool.submit(compile_objects, traits.name, batch, directory, index == 0)
-                        for index, batch in enumerate(_batches(distinct, workers))]
-            try:
-                for job in jobs:
-                    compiled = job.result()
-                    objects += compiled
-                    progress(len(compiled))
-            except BaseException:
-                for job in jobs:
-                    job.cancel()
-                raise
-        link(objects, output)
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started within never get the SIGINT that a terminal sends to all of them: this one ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _batches(requests: Sequence[KernelRequest], workers: int) -> Iterator[list[KernelRequest]]:
-    """Small batches, so that the processes finish together; at least one, for the executor."""
-    size = max(1, min(4, len(requests) // (4 * workers)))
-    for start in range(0, max(1, len(requests)), size):
-        yield list(requests[start : start + size])
+        jobs = [(traits.name, batch, Path(folder), index == 0) for index, batch in enumerate(batches(kernels, workers))]
+        objects = run_parallel(compile_objects, jobs, workers, lambda compiled: progress(len(compiled)))
+        link([path for compiled in objects for path in compiled], output)

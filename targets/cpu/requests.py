@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dflashc.runtime.plan import Operand
-from dflashc.targets.cpu.compile import KernelRequest
+from dflashc.targets.requests import KernelRequest
 
 VERIFY_ROWS = range(1, 17)
 """Rows of programs whose kernels are compiled for exactly that many."""

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from dflashc.runtime.artefact import KERNELS
 from dflashc.runtime.device.cpu import ABI
 from dflashc.runtime.errors import BuildError, TargetError
 from dflashc.runtime.manifest import Requirements
+from dflashc.targets import packing
 from dflashc.targets.context import PackedWeight, Rule
-from dflashc.targets.cpu import packing
 from dflashc.targets.cpu.compile import compile_library, find_linker
 from dflashc.targets.cpu.rules import make_rules
 from dflashc.targets.cpu.traits import LEVELS, Traits, best_level, host_features
@@ -30,8 +31,12 @@ class CpuTarget:
     def row_group(self) -> int:
         return self.traits.lanes
 
-    def check_toolchain(self) -> None:
-        find_linker()
+    def missing(self) -> list[str]:
+        try:
+            find_linker()
+        except TargetError as error:
+            return [str(error)]
+        return []
 
     def requirements(self) -> Requirements:
         return Requirements("x86_64", self.traits.name, self.traits.features, ABI)
@@ -51,8 +56,9 @@ class CpuTarget:
     def rules(self) -> Mapping[str, Rule]:
         return make_rules(self.traits)
 
-    def compile(self, requests: Sequence[Any], output: Path, progress: Callable[[int], None]) -> None:
-        compile_library(self.traits, requests, output, progress)
+    def compile(self, requests: Sequence[Any], folder: Path, progress: Callable[[int], None]) -> Requirements:
+        compile_library(self.traits, requests, folder / KERNELS, progress)
+        return self.requirements()
 
 
 def make_target(name: str) -> CpuTarget:

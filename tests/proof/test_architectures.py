@@ -16,8 +16,8 @@ from dflashc.recipes.target import PRESETS, write_target
 from dflashc.recipes.tensors import Formats
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.session import Session
-from dflashc.targets.cpu.gguf_blocks import BLOCK_TYPES
 from dflashc.targets.cpu.traits import host_features
+from dflashc.targets.gguf_blocks import BLOCK_TYPES
 from tests.compiler.models.tiny import tiny, variants
 from tests.proof.comparing import errors
 from tests.proof.running import build_artefact, logits_along, same_bits, session_of

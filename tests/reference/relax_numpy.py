@@ -12,10 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from dflashc.passes.operators import FORMS
 from tests.reference import functions
-
-SUM_GROUP = {"q8_32": 32, "q8_256": 16}
-"""How many codes share one sum; the forms' names say how many share a scale."""
 
 
 def evaluate(
@@ -129,16 +127,17 @@ def _as_type(value: Any, dtype: type[np.floating]) -> Any:
 def quantise(x: np.ndarray, form: str) -> Any:
     """x (m, K) in a form: as it is for "f32", else codes, scales and sums.
 
-    scale = max|x| / 127 over a group of neighbours, code = x / scale rounded half to even, sums over `SUM_GROUP` codes.
+    scale = max|x| / 127 over a group of neighbours, code = x / scale rounded half to even, sums over some codes each;
+    `FORMS` has the sizes of the groups.
     """
     if form == "f32":
         return x
-    group = int(form.removeprefix("q8_"))
+    (_, group), (dtype, sum_group) = FORMS[form][1:]
     groups = x.reshape(len(x), -1, group)
     scale = np.abs(groups).max(axis=-1) / 127
     codes = np.rint(groups / np.where(scale == 0, 1, scale)[..., None]).astype(np.int8).reshape(x.shape)
-    sums = codes.reshape(len(x), -1, SUM_GROUP[form]).sum(axis=-1)
-    return codes, scale, sums.astype(np.int32 if form == "q8_32" else np.int16)
+    sums = codes.reshape(len(x), -1, sum_group).sum(axis=-1)
+    return codes, scale, sums.astype(dtype)
 
 
 def dequantise(x: Any, form: str) -> np.ndarray:
@@ -146,9 +145,9 @@ def dequantise(x: Any, form: str) -> np.ndarray:
     if form == "f32":
         return x
     codes, scale, sums = x
-    group = int(form.removeprefix("q8_"))
+    (_, group), (_, sum_group) = FORMS[form][1:]
     assert scale.shape == (len(codes), codes.shape[1] // group)
-    assert (sums == codes.reshape(len(codes), -1, SUM_GROUP[form]).sum(axis=-1)).all()
+    assert (sums == codes.reshape(len(codes), -1, sum_group).sum(axis=-1)).all()
     return codes * np.repeat(scale, group, axis=1)
 
 

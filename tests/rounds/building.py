@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from dflashc.compiler.build import BuildOptions, build, lower
-from dflashc.runtime.artefact import load_artefact
+from dflashc.runtime.artefact import KERNELS, load_artefact
 from dflashc.runtime.device.cpu import CpuDevice
+from dflashc.runtime.manifest import Requirements
 from dflashc.runtime.session import Session
 from dflashc.targets.cpu.compile import compile_library
-from dflashc.targets.cpu.target import CpuTarget
+from dflashc.targets.cpu.target import CpuTarget, make_target
 from dflashc.targets.cpu.traits import best_level, host_features
 from tests.proof.running import device_of
 from tests.rounds.files import Files
@@ -67,6 +68,7 @@ class Workshop:
     def close(self) -> None:
         self._opened.close()
 
-    def _take(self, requests: Sequence[Any], output: Path, progress: Callable[[int], None]) -> None:
+    def _take(self, requests: Sequence[Any], folder: Path, progress: Callable[[int], None]) -> Requirements:
         assert all(self._requests[request.name] == request for request in requests)
-        shutil.copy(self._library, output)
+        shutil.copy(self._library, folder / KERNELS)
+        return make_target("cpu").requirements()

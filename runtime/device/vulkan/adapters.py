@@ -99,7 +99,8 @@ def _adapter(api: Api, handle: Any) -> Adapter:
     limits3 = api.struct("VkPhysicalDeviceMaintenance3Properties")
     driver = api.struct("VkPhysicalDeviceDriverProperties", pNext=limits3)
     ids = api.struct("VkPhysicalDeviceIDProperties", pNext=driver)
-    properties = api.struct("VkPhysicalDeviceProperties2", pNext=ids)
+    floats = api.struct("VkPhysicalDeviceFloatControlsProperties", pNext=ids)
+    properties = api.struct("VkPhysicalDeviceProperties2", pNext=floats)
     api.library.vkGetPhysicalDeviceProperties2(handle, properties)
     found = properties.properties
     version = found.apiVersion
@@ -118,7 +119,7 @@ def _adapter(api: Api, handle: Any) -> Adapter:
         handle, GpuInfo(
             name=api.text(found.deviceName), kind=kind, driver=f"{name} {info}".strip(), level="",
             memory=sum(heaps[i] for i in own), limits=_limits(found.limits, limits3.maxMemoryAllocationSize),
-            features=_features(api, handle, version, extensions), unfit=_unfit(found, family)),
+            features=_features(api, handle, version, extensions, floats), unfit=_unfit(found, family)),
         version, extensions, family, bits, found.limits.timestampPeriod, types, heaps,
         bytes(ids.driverUUID) + bytes(found.pipelineCacheUUID))
 
@@ -176,8 +177,8 @@ def feature_chain(api: Api, version: int, extensions: frozenset[str]) -> tuple[A
     return head, structures
 
 
-def _features(api: Api, handle: Any, version: int, extensions: frozenset[str]) -> frozenset[str]:
-    """All features and extensions that an artefact may require of a device."""
+def _features(api: Api, handle: Any, version: int, extensions: frozenset[str], floats: Any) -> frozenset[str]:
+    """All features, properties of float arithmetic and extensions that an artefact may require of a device."""
     if version < vk.VERSION_1_2:
         return frozenset()
     head, structures = feature_chain(api, version, extensions)
@@ -185,7 +186,7 @@ def _features(api: Api, handle: Any, version: int, extensions: frozenset[str]) -
     found = {member for name, structure in structures.items() for member in vk.FEATURES[name]
              if getattr(structure, member)}
     promoted = {extension for extension, since in _PROMOTED.items() if version >= since}
-    return frozenset(found | promoted | extensions)
+    return frozenset(found | {m for m in vk.FLOAT_CONTROLS if getattr(floats, m)} | promoted | extensions)
 
 
 def enabled(api: Api, adapter: Adapter, required: Sequence[str]) -> tuple[Any, list[str]]:

@@ -18,7 +18,8 @@ STRUCTURE_TYPES = {
     "VkPhysicalDeviceVulkan13Features": 53, "VkPhysicalDeviceFeatures2": 1000059000,
     "VkPhysicalDeviceProperties2": 1000059001, "VkPhysicalDeviceMemoryProperties2": 1000059006,
     "VkPhysicalDeviceIDProperties": 1000071004, "VkPhysicalDeviceMaintenance3Properties": 1000168000,
-    "VkPhysicalDeviceDriverProperties": 1000196000, "VkPhysicalDeviceMemoryBudgetPropertiesEXT": 1000237000,
+    "VkPhysicalDeviceDriverProperties": 1000196000, "VkPhysicalDeviceFloatControlsProperties": 1000197000,
+    "VkPhysicalDeviceMemoryBudgetPropertiesEXT": 1000237000,
     "VkPhysicalDeviceShaderIntegerDotProductFeatures": 1000280000,
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": 1000506000,
 }
@@ -107,6 +108,11 @@ EXTENSION_FEATURES = {
     "VK_KHR_cooperative_matrix": "VkPhysicalDeviceCooperativeMatrixFeaturesKHR",
 }
 """The structure of an extension's features. From Vulkan 1.3 on the dot product is in that version's own."""
+
+FLOAT_CONTROLS = [f"{control}Float{width}" for control in (
+    "shaderSignedZeroInfNanPreserve", "shaderDenormPreserve", "shaderDenormFlushToZero", "shaderRoundingModeRTE",
+    "shaderRoundingModeRTZ") for width in (16, 32, 64)]
+"""Properties of Vulkan 1.2 that artefacts require like features: how a device's float arithmetic can be told to be."""
 
 _BASE = """
 typedef uint32_t VkBool32; typedef uint32_t VkFlags; typedef uint64_t VkDeviceSize; typedef int32_t VkResult;
@@ -331,6 +337,9 @@ def declarations() -> str:
     for name, members in FEATURES.items():
         head = "" if name == "VkPhysicalDeviceFeatures" else "int32_t sType; void *pNext; "
         features.append(f"typedef struct {{ {head}{' '.join(f'VkBool32 {m};' for m in members)} }} {name};")
+    features.append("typedef struct { int32_t sType; void *pNext; int32_t denormBehaviorIndependence; "
+                    f"int32_t roundingModeIndependence; {' '.join(f'VkBool32 {m};' for m in FLOAT_CONTROLS)} }} "
+                    "VkPhysicalDeviceFloatControlsProperties;")
     features.append("typedef struct { int32_t sType; void *pNext; VkPhysicalDeviceFeatures features; } "
                     "VkPhysicalDeviceFeatures2;")
     return _BASE + "\n".join(features) + _PROPERTIES + _CREATION + _FUNCTIONS

@@ -15,8 +15,8 @@ from dflashc.targets.cpu.kernels.activation import declare_form
 from dflashc.targets.cpu.kernels.row_groups import row_group_products
 from dflashc.targets.cpu.kernels.tiles import row_chunks, row_tiles, rows_name
 from dflashc.targets.cpu.kernels.vector_math import select, tanh
-from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
+from dflashc.targets.packing import PACKED_FORMATS
 
 ARGMAX_UNIT = 256
 """Weight rows of a unit of `matmul_argmax`."""

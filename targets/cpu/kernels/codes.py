@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from tvm import tirx
 
 from dflashc.targets.cpu.builder import Expr, bind, const, i64, load, reinterpret
-from dflashc.targets.cpu.packing import QUADS, PackedFormat, plane_shift, plane_unit
 from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.packing import QUADS, PackedFormat, plane_shift, plane_unit
 
 
 def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr,

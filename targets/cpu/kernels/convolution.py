@@ -20,8 +20,8 @@ from dflashc.targets.cpu.kernels.norm import emit_norm
 from dflashc.targets.cpu.kernels.row_groups import row_group_products
 from dflashc.targets.cpu.kernels.tiles import row_tiles
 from dflashc.targets.cpu.kernels.vector_math import select
-from dflashc.targets.cpu.packing import PACKED_FORMATS, PackedFormat
 from dflashc.targets.cpu.traits import Traits, broadcast
+from dflashc.targets.packing import PACKED_FORMATS, PackedFormat
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast,
 from dflashc.targets.cpu.kernels.codes import block_quads
 from dflashc.targets.cpu.kernels.row_groups import group_stride
 from dflashc.targets.cpu.kernels.vector_math import half_to_float
-from dflashc.targets.cpu.packing import BLOCK, PACKED_FORMATS, QUAD, QUADS, PackedFormat
 from dflashc.targets.cpu.traits import Traits, broadcast
+from dflashc.targets.packing import BLOCK, PACKED_FORMATS, QUAD, QUADS, PackedFormat
 
 
 def embed(traits: Traits, format_name: str) -> Kernel:

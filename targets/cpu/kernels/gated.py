@@ -15,8 +15,8 @@ from dflashc.targets.cpu.kernels.activation import FORMS, declare_form, emit_qua
 from dflashc.targets.cpu.kernels.row_groups import row_group_products
 from dflashc.targets.cpu.kernels.tiles import row_chunks, row_tiles, rows_name
 from dflashc.targets.cpu.kernels.vector_math import gelu, silu
-from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.packing import PACKED_FORMATS
 
 ACTIVATIONS: dict[str, Callable[[Traits, Expr], Expr]] = {"silu": silu, "gelu": gelu}
 """Functions of the gate; "gelu" is the tanh form."""

@@ -19,8 +19,8 @@ from dflashc.targets.cpu.kernels.attention_head import (
 )
 from dflashc.targets.cpu.kernels.row_groups import row_group_products
 from dflashc.targets.cpu.kernels.tiles import row_chunks, row_tiles, rows_name
-from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.packing import PACKED_FORMATS
 
 HEAD_UNIT = 16
 """What the size of a head must be a multiple of: norms and biases of the layers then lie without gaps."""

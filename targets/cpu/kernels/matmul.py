@@ -15,8 +15,8 @@ from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, i64, 
 from dflashc.targets.cpu.kernels.activation import declare_form
 from dflashc.targets.cpu.kernels.row_groups import row_group_products
 from dflashc.targets.cpu.kernels.tiles import row_chunks, row_tiles, rows_name
-from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.packing import PACKED_FORMATS
 
 
 def matmul(traits: Traits, format_name: str, rows: int | None, epilogue: str) -> Kernel:

@@ -16,8 +16,8 @@ from dflashc.targets.cpu.kernels.codes import block_quads
 from dflashc.targets.cpu.kernels.dot import add_pair_products, block_dots
 from dflashc.targets.cpu.kernels.tiles import Prefetch, Tile
 from dflashc.targets.cpu.kernels.vector_math import half_to_float
-from dflashc.targets.cpu.packing import ALIGNMENT, BLOCK, QUADS, PackedFormat
 from dflashc.targets.cpu.traits import Traits, broadcast
+from dflashc.targets.packing import ALIGNMENT, BLOCK, QUADS, PackedFormat
 
 _SUMS = 16  # elements per sum in the form q8_256
 

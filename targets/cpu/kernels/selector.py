@@ -13,8 +13,8 @@ from tvm.script.ir_builder import tirx as T
 from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, local, store
 from dflashc.targets.cpu.kernels.embedding import emit_row
 from dflashc.targets.cpu.kernels.vector_math import exp, select
-from dflashc.targets.cpu.packing import PACKED_FORMATS
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
+from dflashc.targets.packing import PACKED_FORMATS
 
 SEGMENT = 16384
 """Logits of a unit of `top_candidates`."""

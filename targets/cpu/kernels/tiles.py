@@ -13,8 +13,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import Expr, bind, i64, load
-from dflashc.targets.cpu.packing import ALIGNMENT, BLOCK, PackedFormat
 from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.packing import ALIGNMENT, BLOCK, PackedFormat
 
 MAX_ROWS = 16
 """Rows of the largest kernel with a fixed number of rows; a runtime number of rows is a multiple of it."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.attention import (
     BLOCK,
     attention,
@@ -18,6 +17,7 @@ from dflashc.targets.cpu.kernels.attention import (
     window_parts,
 )
 from dflashc.targets.cpu.kernels.attention_tile import PART
+from dflashc.targets.requests import KernelRequest
 from tests.targets.cpu.native import Library
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest, compile_objects, link
+from dflashc.targets.cpu.compile import compile_objects, link
 from dflashc.targets.cpu.traits import LEVELS, host_features
+from dflashc.targets.requests import KernelRequest
 
 LEVEL_NAMES = list(LEVELS)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.accept import accept
+from dflashc.targets.requests import KernelRequest
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 

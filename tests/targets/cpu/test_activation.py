@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from dflashc.targets.cpu.builder import Kernel, KernelBuilder, bind, load, store
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels import vector_math
 from dflashc.targets.cpu.kernels.activation import FORMS, quantise
 from dflashc.targets.cpu.traits import Traits
-from tests.targets.cpu import samples
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 FUNCTIONS = {

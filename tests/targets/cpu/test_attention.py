@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest, compile_objects
+from dflashc.targets.cpu.compile import compile_objects
 from dflashc.targets.cpu.kernels.activation import FORMS
 from dflashc.targets.cpu.kernels.attention import heads_per_unit
 from dflashc.targets.cpu.kernels.rope import rope_table
 from dflashc.targets.cpu.traits import best_level, host_features
+from dflashc.targets.requests import KernelRequest
 from tests.targets.cpu.attention_case import Sequence, Shape
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.convolution import convolution_matmul, convolution_unit, norm_convolution
 from dflashc.targets.cpu.kernels.norm import norm
-from dflashc.targets.cpu.packing import pack_rows, packed_format
-from tests.targets.cpu import samples
+from dflashc.targets.packing import pack_rows, packed_format
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 CASES = [("Q8_0", 512, 2, 16, "q8_256"), ("F16", 288, 2, 16, "q8_32"), ("Q8_0", 160, 3, 4, "f32"),
@@ -37,9 +37,10 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Case:
-    """A projection, base weights and the inputs of a block of 16 rows."""
+    """A projection, base weights and the inputs of a block of 16 rows, as the format or the caller wants them."""
 
-    def __init__(self, type_name: str, columns: int, taps: int, group_size: int, form: str) -> None:
+    def __init__(self, type_name: str, columns: int, taps: int, group_size: int, form: str,
+                 input_form: str = "") -> None:
         rng = np.random.default_rng(columns)
         self.columns, self.taps, self.group_size, self.form = columns, taps, group_size, form
         self.type_name, self.layout = type_name, packed_format(type_name).format
@@ -48,12 +49,13 @@ class Case:
         self.base = rng.standard_normal((2, taps, columns)).astype(np.float32)
         self.u, self.x, self.z = rng.standard_normal((3, 16, columns)).astype(np.float32)
         self.weight = rng.uniform(0.5, 1.5, columns).astype(np.float32)
-        self.inputs = samples.quantise(self.u, self.layout.form)
+        self.input_form = input_form or self.layout.form
+        self.inputs = samples.quantise(self.u, self.input_form)
 
     def dynamic(self) -> np.ndarray:
         """P u, float64 (16, 2, taps, groups)."""
         weights = samples.dequantise(self.type_name, self.blocks).astype(np.float64)
-        return (samples.values_of(self.inputs, self.layout.form) @ weights.T).reshape(16, 2, self.taps, self.groups)
+        return (samples.values_of(self.inputs, self.input_form) @ weights.T).reshape(16, 2, self.taps, self.groups)
 
     def convolved(self, side: int, source: np.ndarray, dynamic: np.ndarray) -> np.ndarray:
         """The formula in float64, with dynamic weights (rows, taps, groups)."""

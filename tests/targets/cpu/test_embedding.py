@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.embedding import embed
-from dflashc.targets.cpu.packing import PACKED_FORMATS, pack_rows, packed_format
-from tests.targets.cpu import samples
+from dflashc.targets.packing import PACKED_FORMATS, pack_rows, packed_format
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 ROWS, COLUMNS = 37, 512

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.activation import FORMS
 from dflashc.targets.cpu.kernels.features import features
-from tests.targets.cpu import samples
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.attention import kv_write
 from dflashc.targets.cpu.kernels.kv_linear import kv_linear
 from dflashc.targets.cpu.kernels.matmul import matmul
-from dflashc.targets.cpu.packing import pack_rows, packed_format
-from tests.targets.cpu import samples
+from dflashc.targets.packing import pack_rows, packed_format
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 LAYERS, KV_HEADS, COLUMNS, CAPACITY, START = 3, 2, 256, 256, 37
@@ -38,16 +38,18 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Case:
-    """Projections of a few layers, and features of 32 tokens."""
+    """Projections of a few layers, and features of 32 tokens, as the format or the caller wants them."""
 
-    def __init__(self, library: Library, type_name: str, size: int, pairing: str, pairs: int, epilogue: str) -> None:
+    def __init__(self, library: Library, type_name: str, size: int, pairing: str, pairs: int, epilogue: str,
+                 form: str = "") -> None:
         rng = np.random.default_rng(size)
         self.library, self.size, self.pairing, self.pairs = library, size, pairing, pairs
         self.layout = packed_format(type_name).format
         blocks = [samples.random_blocks(type_name, KV_HEADS * size, COLUMNS, rng) for _ in range(MATRICES)]
         self.weights = [samples.dequantise(type_name, b).astype(np.float64) for b in blocks]
         self.packed = [pack_rows(type_name, b, COLUMNS, library.traits.lanes) for b in blocks]
-        self.inputs = samples.quantise(rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32), self.layout.form)
+        self.form = form or self.layout.form
+        self.inputs = samples.quantise(rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32), self.form)
         self.norms = rng.uniform(0.5, 1.5, (LAYERS, size)).astype(np.float32)
         self.biases = rng.standard_normal((MATRICES, KV_HEADS * size)).astype(np.float32)
         self.biased = epilogue == "store_bias"
@@ -93,7 +95,7 @@ class Case:
 
     def expected(self, matrix: int) -> np.ndarray:
         """What the matrix puts into its cache, float64 (kv_heads, tokens, D)."""
-        x = samples.values_of(self.inputs, self.layout.form) @ self.weights[matrix].T
+        x = samples.values_of(self.inputs, self.form) @ self.weights[matrix].T
         if self.biased:
             x = x + self.biases[matrix]
         x = x.reshape(TOKENS, KV_HEADS, self.size).swapaxes(0, 1)

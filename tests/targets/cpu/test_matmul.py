@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.matmul import matmul
-from dflashc.targets.cpu.packing import PACKED_FORMATS, pack_rows, packed_format
 from dflashc.targets.cpu.traits import LEVELS
-from tests.targets.cpu import samples
+from dflashc.targets.packing import PACKED_FORMATS, pack_rows, packed_format
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 WEIGHT_ROWS, COLUMNS = 37, 512  # rows that fill no row group

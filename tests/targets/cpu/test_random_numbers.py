@@ -7,10 +7,10 @@ import pytest
 
 from dflashc.runtime.sampling import Purpose, uniform
 from dflashc.targets.cpu.builder import Kernel, KernelBuilder, bind, load, reinterpret, store
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels import random_numbers
 from dflashc.targets.cpu.kernels.vector_math import exp_double
 from dflashc.targets.cpu.traits import GENERIC, Traits
+from dflashc.targets.requests import KernelRequest
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 POINTS = np.concatenate([-np.arange(0, 760, 0.37), -np.random.default_rng(0).random(20_000) * 40, [-0.0, -np.inf]])

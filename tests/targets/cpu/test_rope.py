@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.rope import rope_table
+from dflashc.targets.requests import KernelRequest
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 

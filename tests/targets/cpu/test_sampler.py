@@ -12,9 +12,9 @@ import pytest
 
 from dflashc.runtime.device_sampling import MOST_CANDIDATES, sampling_words
 from dflashc.runtime.sampling import SamplingParameters, sample
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.sampler import draw, penalise
 from dflashc.targets.cpu.kernels.selector import SEGMENT, top_candidates
+from dflashc.targets.requests import KernelRequest
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 ALL = SamplingParameters(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.compile import KernelRequest
 from dflashc.targets.cpu.kernels.selector import SEGMENT, select_candidates, top_candidates
-from dflashc.targets.cpu.packing import pack_rows, packed_format
-from tests.targets.cpu import samples
+from dflashc.targets.packing import pack_rows, packed_format
+from dflashc.targets.requests import KernelRequest
+from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 COUNTS = (8, 16)

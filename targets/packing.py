@@ -1,6 +1,7 @@
-"""GGUF blocks to the layout of the CPU's matmuls: output rows interleaved, one lane each.
+"""GGUF blocks to the layout of the matmuls: output rows interleaved, one lane each.
 
-L rows (the lanes of the feature level) form a row group, stored as [quant plane | header plane], padded to 64 bytes.
+L rows (the lanes of a CPU level, 16 on GPUs) form a row group, stored as [quant plane | header plane], padded to 64
+bytes.
 Along K the quant plane consists of blocks of 32 codes. A block is cut into quads, 4 consecutive codes of one row, and
 a quad takes 4 bytes of each row's lane: one vector load gives the same quad of L rows. Codes of 3 to 6 bits are split
 into planes of 4, 2 and 1 bits. Knows nothing of files or models; see `PackedFormat` for the headers.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflashc.runtime.errors import BuildError
-from dflashc.targets.cpu.gguf_blocks import BLOCK_TYPES, Parts
+from dflashc.targets.gguf_blocks import BLOCK_TYPES, Parts
 
 ALIGNMENT = 64
 BLOCK = 32
@@ -114,7 +115,7 @@ def packed_format(type_name: str) -> Choice:
     """The packed format for a GGUF type such as "Q4_K". Raises `BuildError` for a type without one."""
     source = BLOCK_TYPES.get(type_name)
     if source is None:
-        raise BuildError(f"the CPU target has no kernel for {type_name} weights; convert the model to one of "
+        raise BuildError(f"there is no kernel for {type_name} weights; convert the model to one of "
                          f"{', '.join(sorted(BLOCK_TYPES))}")
     return Choice(PACKED_FORMATS[source.format], source.substitution)
 
@@ -146,7 +147,7 @@ def pack_rows(type_name: str, data: np.ndarray, columns: int, lanes: int) -> np.
     layout = packed_format(type_name).format
     source = BLOCK_TYPES[type_name]
     if columns <= 0 or columns % max(layout.group, source.elements):
-        raise BuildError(f"a {type_name} matrix has {columns} columns; the CPU target needs a multiple of "
+        raise BuildError(f"a {type_name} matrix has {columns} columns; the kernels need a multiple of "
                          f"{max(layout.group, source.elements)}")
     blocks = columns // source.elements
     if data.ndim != 2 or data.dtype != np.uint8 or data.shape[1] != blocks * source.block_bytes:

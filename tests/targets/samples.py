@@ -1,9 +1,9 @@
-"""Random weights in every GGUF type, and activations quantised by their formula, for tests of CPU kernels."""
+"""Random weights in every GGUF type, and activations quantised by their formula, for tests of kernels."""
 
 import gguf
 import numpy as np
 
-from dflashc.targets.cpu.gguf_blocks import BLOCK_TYPES
+from dflashc.targets.gguf_blocks import BLOCK_TYPES
 
 TYPE_NAMES = list(BLOCK_TYPES)
 
@@ -38,7 +38,7 @@ def dequantise(type_name: str, blocks: np.ndarray) -> np.ndarray:
     return gguf.quants.dequantize(blocks, kind).reshape(len(blocks), -1).astype(np.float32)
 
 
-_GROUPS = {"q8_32": (32, 32, np.int32), "q8_256": (256, 16, np.int16)}
+_GROUPS = {"q8_32": (32, 32, np.int32), "q8_256": (256, 16, np.int16), "q8_32s": (32, 16, np.int32)}
 
 
 def quantise(values: np.ndarray, form: str) -> list[np.ndarray]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dflashc.runtime.errors import BuildError
-from dflashc.targets.cpu.packing import PACKED_FORMATS, pack_rows, packed_format
-from tests.targets.cpu import samples
+from dflashc.targets.packing import PACKED_FORMATS, pack_rows, packed_format
+from tests.targets import samples
 
 
 @pytest.mark.parametrize("lanes", [8, 16])

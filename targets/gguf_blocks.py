@@ -1,4 +1,4 @@
-"""GGUF blocks taken apart: unsigned codes in the order of K, scales and minima, for the packed formats of the CPU.
+"""GGUF blocks taken apart: unsigned codes in the order of K, scales and minima, for the packed formats.
 
 One function per GGUF type, bit for bit, vectorised over rows and blocks. Knows nothing of the packed layout.
 """

@@ -1,0 +1,1 @@
+"""What CUDA, Vulkan and ROCm share: the kernel language, the kernel families, the lowering rules."""

@@ -1,0 +1,81 @@
+"""The gated unit of a feed-forward layer: two matmuls, the activation, and the product in the next matmul's form.
+
+Knows the formats only through `row_groups`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, f32, fma, i32, load, select, store
+from dflashc.targets.gpu.kernels.elementary import LOG2_E, exp2
+from dflashc.targets.gpu.kernels.matmul import split
+from dflashc.targets.gpu.kernels.quantised_rows import emit_group, form_arguments
+from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, emit_products
+from dflashc.targets.gpu.traits import Traits
+from dflashc.targets.packing import PACKED_FORMATS
+
+
+def activate(activation: str, x: Expr) -> Expr:
+    """"silu" x * sigmoid(x), or "gelu", its tanh approximation (Hendrycks and Gimpel 2016)."""
+    if activation == "silu":
+        return bind(x * _sigmoid(x))
+    inner = bind(f32(2 * math.sqrt(2 / math.pi)) * x * fma(bind(f32(0.044715) * x), x, f32(1)))
+    return bind(x * _sigmoid(inner))  # (1 + tanh(i)) / 2 = sigmoid(2 i)
+
+
+def _sigmoid(x: Expr) -> Expr:
+    """1 / (1 + exp(-x)), without overflow on either side."""
+    e = exp2(bind(tirx.abs(x) * f32(-LOG2_E)))
+    return bind(select(x < f32(0), e, f32(1)) / (f32(1) + e))
+
+
+def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, form: str) -> Kernel:
+    """activation(x[m] . gate[r]) * (x[m] . up[r]) in `form`. Workgroup = 32 rows of both weights.
+
+    Notes
+    -----
+    Arguments: the activation's buffers, gate, up, the output's buffers; then the scalars columns (K), weight_rows (of
+    one of the two weights; a multiple of 32 where the form is quantised).
+    """
+    layout = PACKED_FORMATS[format_name]
+    k = KernelBuilder(f"gated_matmul_{format_name}_{rows}_{activation}_{form}", traits)
+    inputs, outputs = activation_arguments(format_name), form_arguments(form, "output")
+    arguments = [*inputs, ("gate", "uint32"), ("up", "uint32"), *outputs, ("columns", "i32"), ("weight_rows", "i32")]
+    with k.build(arguments) as values:
+        activations, (gate, up) = values[: len(inputs)], values[len(inputs) : len(inputs) + 2]
+        buffers, (columns, weight_rows) = values[len(inputs) + 2 : -2], values[-2:]
+        with k.workgroups(THREADS) as (group, thread):
+            products = Products.declare(k, rows)
+            units = k.shared(products.entries(), "float32")
+            unit, first_row = split(group, weight_rows, rows)
+            emit_products(traits, layout, gate, unit, thread, weight_rows, activations, first_row, columns, products)
+            _each(products, thread, lambda e: store(units, e, activate(activation, products.total(e))))
+            barrier()
+            emit_products(traits, layout, up, unit, thread, weight_rows, activations, first_row, columns, products)
+            _each(products, thread, lambda e: store(units, e, bind(load(units, e) * products.total(e))))
+            barrier()
+            if form == "f32":
+                _each(products, thread, lambda e: _store(buffers[0], units, e, unit, first_row, weight_rows))
+            else:
+                with T.If(thread < rows), T.Then():
+                    per_row = bind(tirx.truncdiv(weight_rows, i32(ROWS)))
+                    emit_group(units, bind(thread * ROWS), buffers, bind((first_row + thread) * per_row + unit))
+    return k.kernel
+
+
+def _each(products: Products, thread: Expr, body) -> None:
+    """`body` for every entry, shared out among the threads."""
+    for turn in range(math.ceil(products.entries() / THREADS)):
+        entry = bind(thread + turn * THREADS)
+        with T.If(entry < products.entries()), T.Then():
+            body(entry)
+
+
+def _store(output: Expr, units: Expr, entry: Expr, unit: Expr, first_row: Expr, weight_rows: Expr) -> None:
+    row = bind(unit * ROWS + tirx.truncmod(entry, i32(ROWS)))
+    with T.If(row < weight_rows), T.Then():
+        store(output, (first_row + tirx.truncdiv(entry, i32(ROWS))) * weight_rows + row, load(units, entry))

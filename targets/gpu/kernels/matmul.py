@@ -1,0 +1,119 @@
+"""Matmuls of packed weights: results stored as float32, as a gated unit, or reduced to the best row.
+
+Knows the formats only through `row_groups`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, f32, i32, load, local, store
+from dflashc.targets.gpu.kernels.row_groups import (
+    ROWS,
+    THREADS,
+    Products,
+    activation_arguments,
+    emit_products,
+)
+from dflashc.targets.gpu.traits import Traits
+from dflashc.targets.packing import PACKED_FORMATS
+
+
+def units(rows: int, weight_rows: int, compiled_rows: int) -> int:
+    """Workgroups of a matmul: 32 weight rows times `compiled_rows` activation rows each."""
+    return math.ceil(weight_rows / ROWS) * math.ceil(rows / compiled_rows)
+
+
+def matmul(traits: Traits, format_name: str, rows: int, epilogue: str) -> Kernel:
+    """y[m, column + r] = x[m] . w[r] (+ bias[r]). Workgroup = 32 weight rows of `rows` activation rows.
+
+    Parameters
+    ----------
+    rows : int
+        Activation rows of a pass, at most 16; the launch has a multiple of it.
+    epilogue : str
+        "store" or "store_bias".
+
+    Notes
+    -----
+    Arguments: the activation's buffers, weight, [bias float32,] output float32; then the scalars columns (K),
+    weight_rows, leading (floats from one output row to the next), column (where the outputs start).
+    """
+    layout = PACKED_FORMATS[format_name]
+    k = KernelBuilder(f"matmul_{format_name}_{rows}_{epilogue}", traits)
+    biased = epilogue == "store_bias"
+    arguments = [*activation_arguments(format_name), ("weight", "uint32"), *([("bias", "float32")] if biased else []),
+                 ("output", "float32"), *((n, "i32") for n in ("columns", "weight_rows", "leading", "column"))]
+    with k.build(arguments) as values:
+        activations, weight = values[: len(values) - (7 if biased else 6)], values[-7 if biased else -6]
+        bias = values[-6] if biased else None
+        output, columns, weight_rows, leading, column = values[-5:]
+        with k.workgroups(THREADS) as (group, thread):
+            products = Products.declare(k, rows)
+            unit, first_row = split(group, weight_rows, rows)
+            emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
+            for turn in range(math.ceil(products.entries() / THREADS)):
+                entry = bind(thread + turn * THREADS)
+                row = bind(unit * ROWS + tirx.truncmod(entry, i32(ROWS)))
+                with T.If(tirx.all(entry < products.entries(), row < weight_rows)), T.Then():
+                    value = products.total(entry)
+                    if bias is not None:
+                        value = bind(value + load(bias, row))
+                    store(output, (first_row + tirx.truncdiv(entry, i32(ROWS))) * leading + column + row, value)
+    return k.kernel
+
+
+def matmul_argmax(traits: Traits, format_name: str, rows: int) -> Kernel:
+    """The best of x[m] . w[r] over each 32 weight rows, the lowest index on ties; NaN never wins.
+
+    Workgroup = 32 weight rows of `rows` activation rows.
+
+    Notes
+    -----
+    Arguments: the activation's buffers, weight, value float32 and index int32 (ceil(weight_rows / 32), rows of the
+    launch); then the scalars columns (K), weight_rows, total_rows (activation rows of the launch).
+    """
+    layout = PACKED_FORMATS[format_name]
+    k = KernelBuilder(f"matmul_argmax_{format_name}_{rows}", traits)
+    arguments = [*activation_arguments(format_name), ("weight", "uint32"), ("value", "float32"), ("index", "int32"),
+                 *((n, "i32") for n in ("columns", "weight_rows", "total_rows"))]
+    with k.build(arguments) as values:
+        *activations, weight, best, where, columns, weight_rows, total_rows = values
+        with k.workgroups(THREADS) as (group, thread):
+            products = Products.declare(k, rows)
+            totals = k.shared(products.entries(), "float32")
+            unit, first_row = split(group, weight_rows, rows)
+            emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
+            for turn in range(math.ceil(products.entries() / THREADS)):
+                entry = bind(thread + turn * THREADS)
+                with T.If(entry < products.entries()), T.Then():
+                    store(totals, entry, products.total(entry))
+            barrier()
+            with T.If(thread < rows), T.Then():
+                target = bind(unit * total_rows + first_row + thread)
+                _emit_best(totals, thread, bind(unit * ROWS), weight_rows, (best, where), target)
+    return k.kernel
+
+
+def _emit_best(totals: Expr, row: Expr, first: Expr, weight_rows: Expr, outputs: tuple[Expr, Expr],
+               target: Expr) -> None:
+    """Store the largest of an activation row's 32 totals and its weight row."""
+    value, index = local(1, "float32"), local(1, "int32")
+    store(value, 0, f32(float("-inf")))
+    store(index, 0, first)
+    with T.serial(i32(0), tirx.min(weight_rows - first, i32(ROWS))) as r:
+        total = bind(load(totals, row * ROWS + r))
+        with T.If(total > load(value, 0)), T.Then():
+            store(value, 0, total)
+            store(index, 0, first + r)
+    store(outputs[0], target, load(value, 0))
+    store(outputs[1], target, load(index, 0))
+
+
+def split(group: Expr, weight_rows: Expr, rows: int) -> tuple[Expr, Expr]:
+    """A workgroup's 32 weight rows, and its first activation row."""
+    columns_of_units = bind(tirx.truncdiv(weight_rows + (ROWS - 1), i32(ROWS)))
+    return bind(tirx.truncmod(group, columns_of_units)), bind(tirx.truncdiv(group, columns_of_units) * rows)

@@ -1,0 +1,54 @@
+"""Rows of floats in shared memory, stored in a matmul's activation form.
+
+One definition of the 8-bit form for every kernel that ends with it: symmetric, 32 elements a scale, as
+`passes.operators.FORMS` lists it. Knows nothing of where the floats come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from dflashc.targets.gpu.builder import Expr, bind, f32, i32, load, reinterpret, select, store
+
+GROUP = 32
+"""Elements that share a scale."""
+
+_TINY = 1e-36  # below it 127 / max|x| would overflow; such a group is stored as zeros
+_ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, half to even
+
+
+def form_arguments(form: str, prefix: str) -> list[tuple[str, str]]:
+    """The buffers of a form as a kernel's arguments; codes as words of four."""
+    if form == "f32":
+        return [(f"{prefix}_values", "float32")]
+    return [(f"{prefix}_codes", "int32"), (f"{prefix}_scale", "float32"), (f"{prefix}_sums", "int32")]
+
+
+def emit_group(source: Expr, first: Expr, buffers: Sequence[Expr], group: Expr) -> None:
+    """One thread stores the 32 floats of `source` from `first` on as group `group` (counted over the whole matrix)."""
+    codes, scale, sums = buffers
+    values = [bind(load(source, first + j)) for j in range(GROUP)]
+    largest = _tree([bind(tirx.abs(v)) for v in values], tirx.max)
+    normal = bind(largest > f32(_TINY))
+    store(scale, group, select(normal, largest / f32(127), f32(0)))
+    inverse = bind(select(normal, f32(127) / largest, f32(0)))
+    rounded = [_round(bind(v * inverse)) for v in values]
+    for word in range(GROUP // 4):
+        parts = [tirx.shift_left(rounded[word * 4 + j] & i32(0xFF), i32(8 * j)) for j in range(4)]
+        store(codes, group * (GROUP // 4) + word, parts[0] | parts[1] | parts[2] | parts[3])
+    for half in range(2):
+        store(sums, group * 2 + half, _tree(rounded[half * 16 : half * 16 + 16], lambda a, b: a + b))
+
+
+def _round(x: Expr) -> Expr:
+    """Half to even, |x| < 2^22, int32."""
+    return bind(reinterpret("int32", bind(x + f32(_ROUND))) - i32(0x4B400000))
+
+
+def _tree(values: Sequence[Expr], combine) -> Expr:
+    level = list(values)
+    while len(level) > 1:
+        level = [bind(combine(level[i], level[i + 1])) for i in range(0, len(level), 2)]
+    return level[0]

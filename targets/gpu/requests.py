@@ -1,0 +1,48 @@
+"""Small things that all lowering rules of GPUs share: kernels by symbol, passes over rows, where buffers begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dflashc.passes.operators import Expr
+from dflashc.runtime.plan import Operand, Units
+from dflashc.targets.context import ProgramContext
+from dflashc.targets.gpu.kernels import look_up as look_up_kernels
+from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
+from dflashc.targets.packing import ALIGNMENT
+from dflashc.targets.requests import KernelRequest
+
+
+def request(builder: Callable[..., Any], *arguments: Any) -> KernelRequest:
+    """A kernel by its builder; the symbol is spelt from the arguments."""
+    return KernelRequest("_".join([builder.__name__, *(_word(a) for a in arguments)]), builder, arguments)
+
+
+def _word(argument: Any) -> str:
+    if isinstance(argument, bool):
+        return "norm" if argument else "plain"
+    if isinstance(argument, tuple):
+        return "_".join(map(str, argument)) or "none"
+    return str(argument)
+
+
+def rows_of_pass(rows: int) -> int:
+    """Activation rows that one workgroup of a matmul takes, in a program of `rows` rows."""
+    return rows if rows <= MOST_ROWS else MOST_ROWS
+
+
+def split_offset(operand: Operand) -> tuple[Operand, int]:
+    """An operand of 4-byte elements as one that starts at a whole `ALIGNMENT`, and the elements left: buffers are bound
+    at such places only.
+    """
+    offset = int(operand.value)
+    return replace(operand, value=offset - offset % ALIGNMENT), offset % ALIGNMENT // 4
+
+
+def look_up(c: ProgramContext, indices: Operand, table: Expr, output: Operand, count: int) -> None:
+    """output[i] = table[indices[i]] for `count` int32 indices."""
+    start, first = split_offset(output)
+    c.launch(request(look_up_kernels.look_up), "reduced vocabulary", Units(-(-count // look_up_kernels.THREADS)),
+             [indices, c.operand(table), start, count, first])

@@ -1,0 +1,92 @@
+"""How a GPU runs each fused operator: which kernels, with which operands, over how many workgroups.
+
+One rule per operator; together with `rules_layers` and `rules_rounds` they place every operator that the passes leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflashc.passes import operators as op
+from dflashc.passes.operators import Expr
+from dflashc.runtime.errors import BuildError
+from dflashc.runtime.plan import Units
+from dflashc.targets.context import ProgramContext, Rule, flatten
+from dflashc.targets.gpu.kernels import argmax, gated, matmul
+from dflashc.targets.gpu.kernels.codes import LANES
+from dflashc.targets.gpu.kernels.row_groups import ROWS
+from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
+from dflashc.targets.gpu.rules_layers import layer_rules
+from dflashc.targets.gpu.rules_rounds import round_rules
+from dflashc.targets.gpu.traits import Traits
+
+_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
+
+
+def make_rules(traits: Traits) -> dict[str, Rule]:
+    """The rules for a GPU family, by operator."""
+    return {"dflashc.linear_group": _linear_group, "dflashc.gated_linear": _gated_linear,
+            "dflashc.linear_argmax": _linear_argmax, **layer_rules(traits), **round_rules(traits)}
+
+
+def _linear_group(c: ProgramContext, var: Expr, call: Expr) -> None:
+    """One launch for neighbours of one block format, whose row groups then lie one behind the other."""
+    xs, *groups, forms_text = op.operands(call)
+    weights, biases = map(list, groups)
+    inputs = dict(zip(op.scalar(forms_text).split(","), xs, strict=True))
+    (output,) = flatten(c.result(var))
+    rows = rows_of_pass(c.rows)
+    leading, column, first = sum(c.weight(w).rows for w in weights), 0, 0
+    while first < len(weights):
+        run = _run_of_one_format(c, weights[first:])  # also of biases: LANES floats lie side by side without a gap
+        packed = [c.weight(w) for w in run]
+        outputs, columns = sum(w.rows for w in packed), packed[0].columns
+        bias = [c.operand(biases[first])] if len(biases) else []
+        c.keep_adjacent([w.name for w in packed])
+        c.keep_adjacent([b.name for b in biases[first : first + len(run)]])
+        first += len(run)
+        c.launch(request(matmul.matmul, packed[0].format, rows, "store_bias" if bias else "store"),
+                 " ".join(w.name for w in packed), Units(matmul.units(c.rows, outputs, rows)),
+                 [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, columns, outputs, leading,
+                  column],
+                 barrier=first == len(weights), bytes_read=sum(w.bytes for w in packed),
+                 flops=2 * c.rows * outputs * columns)
+        column += outputs
+
+
+def _gated_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
+    x, gate, up, act, _, result_form = op.operands(call)
+    weight, form = c.weight(gate), op.scalar(result_form)
+    if form != "f32" and weight.rows % ROWS:
+        raise BuildError(f"{weight.name} has {weight.rows} rows; GPU targets need a multiple of {ROWS} in gated layers")
+    rows = rows_of_pass(c.rows)
+    c.launch(request(gated.gated_matmul, weight.format, rows, _ACTIVATIONS[op.scalar(act)], form), weight.name,
+             Units(matmul.units(c.rows, weight.rows, rows)),
+             [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), weight.columns, weight.rows],
+             bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns)
+
+
+def _linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
+    x, w, d2t, _ = op.operands(call)
+    weight, rows = c.weight(w), rows_of_pass(c.rows)
+    parts = -(-weight.rows // ROWS)
+    best, index = c.temporary(parts * c.rows * 4), c.temporary(parts * c.rows * 4)
+    c.launch(request(matmul.matmul_argmax, weight.format, rows), weight.name,
+             Units(matmul.units(c.rows, weight.rows, rows)),
+             [*c.operands(x), c.operand(w), best, index, weight.columns, weight.rows, c.rows],
+             bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
+    (ids,) = flatten(c.result(var))
+    found, first = (c.temporary(c.rows * 4), 0) if len(d2t) else split_offset(ids)
+    c.launch(request(argmax.argmax_reduce), "arg-max", Units(c.rows), [best, index, found, parts, c.rows, first])
+    if len(d2t):
+        look_up(c, found, d2t[0], ids, c.rows)
+
+
+def _run_of_one_format(c: ProgramContext, weights: Sequence[Expr]) -> list[Expr]:
+    """The first weight and those behind it that can follow it in memory as rows of one matrix."""
+    run = [weights[0]]
+    for w in weights[1:]:
+        if c.weight(w).format != c.weight(run[0]).format or c.weight(run[-1]).rows % LANES:
+            break
+        run.append(w)
+    return run

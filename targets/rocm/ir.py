@@ -1,0 +1,88 @@
+"""GPU kernels as LLVM IR for AMDGPU: TVM's text, with what TVM leaves out or gets wrong without a device.
+
+- Barriers order memory: TVM writes the bare instruction, across which LLVM may carry loads and stores.
+- Workgroup sizes are those of the kernels, not a guess.
+- The triple is the one that HIP's loader knows.
+
+Knows nothing of object files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dflashc.runtime.errors import TargetError
+from dflashc.targets.gpu.builder import Kernel
+from dflashc.targets.gpu.lowering import lower
+from dflashc.targets.rocm.quiet import standard_error_dropped
+
+TRIPLE = "amdgcn-amd-amdhsa"
+_TVM_TRIPLE = f"{TRIPLE}-hcc"
+
+_FENCE = re.compile(r"^ .*call void @dflashc_(release|acquire)\(.*$", re.MULTILINE)
+_FENCE_DECLARATION = re.compile(r"^declare .*@dflashc_(release|acquire)\(.*$", re.MULTILINE)
+_HALF_HELPER = re.compile(r"^define weak dso_local .*@__(truncsfhf2|extendhfsf2)\(.*?^}$", re.MULTILINE | re.DOTALL)
+_DEVICE_ATTRIBUTE = re.compile(r' "(amdgpu-[a-z0-9-]+|uniform-work-group-size)"(="[^"]*")?')
+_KERNEL = re.compile(r"^(define [^\n]*amdgpu_kernel void @[^\n]*\)[^\n]*#(\d+)) ?{", re.MULTILINE)
+
+
+def kernel_ir(arch: str, kernel: Kernel) -> str:
+    """The text of a module that holds this kernel alone."""
+    import tvm
+
+    _take_over_callbacks()
+    with standard_error_dropped():  # warnings that there is no device here
+        target = tvm.target.Target({"kind": "rocm", "mcpu": arch, "mtriple": _TVM_TRIPLE, "thread_warp_size": 32,
+                                    "max_num_threads": 256, "max_threads_per_block": 256,
+                                    "max_shared_memory_per_block": 65536})
+        function = _with_fences(lower(kernel, target, _spelling))
+        module = tvm.get_global_func("target.build.rocm")(tvm.IRModule({kernel.name: function}), target)
+        text: str = module.inspect_source("hip")
+    return _corrected(text, kernel)
+
+
+def _spelling(name: str, dtype: str, arguments: Sequence[Any]) -> Any:
+    """LLVM's intrinsics."""
+    from tvm import tirx
+
+    if name == "rsqrt":
+        return tirx.const(1.0, dtype) / tirx.call_llvm_pure_intrin(dtype, "llvm.sqrt", *arguments)
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
+
+
+def _with_fences(function: Any) -> Any:
+    """Every barrier between two calls of unknown functions, which no optimiser moves memory accesses across."""
+    import tvm_ffi
+    from tvm import tirx
+
+    def fenced(x: Any) -> Any:
+        if type(x.value).__name__ != "Call" or x.value.op.name != "tirx.tvm_storage_sync":
+            return x
+        before, after = (tirx.Evaluate(tirx.call_extern("void", f"dflashc_{f}")) for f in ("release", "acquire"))
+        return tirx.SeqStmt([before, x, after])
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Evaluate, fenced)))
+
+
+def _corrected(text: str, kernel: Kernel) -> str:
+    text = text.replace(_TVM_TRIPLE, TRIPLE)
+    text = _FENCE.sub(r'  fence syncscope("workgroup") \1', text)
+    text = _FENCE_DECLARATION.sub("", _HALF_HELPER.sub("", text))
+    text = _DEVICE_ATTRIBUTE.sub("", text).replace("= { }", "= { nounwind }")  # deduced while the fences were calls
+    found = _KERNEL.findall(text)
+    if len(found) != 1:
+        raise TargetError(f"{len(found)} kernels found in TVM's LLVM IR for {kernel.name}, 1 expected")
+    size = f'"amdgpu-flat-work-group-size"="{kernel.threads},{kernel.threads}" "uniform-work-group-size"="true"'
+    return text.replace(f"attributes #{found[0][1]} = {{", f"attributes #{found[0][1]} = {{ {size}")
+
+
+def _take_over_callbacks() -> None:
+    """Keep TVM from looking for ROCm's bitcode, which kernels do not need, and from linking, which is done here."""
+    import tvm
+    import tvm.support.rocm  # registers the callbacks that are replaced
+    import tvm_ffi
+
+    tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([]), override=True)
+    tvm_ffi.register_global_func("tvm_callback_rocm_link", lambda code: bytearray(bytes(code)), override=True)

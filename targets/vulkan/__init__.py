@@ -1,0 +1,1 @@
+"""Kernels for Vulkan devices: TIR to GLSL, GLSL to SPIR-V, SPIR-V checked."""

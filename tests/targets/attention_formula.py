@@ -1,0 +1,101 @@
+"""Attention by formula in float64, on random tokens over a cache of random keys: for the tests of all targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What attention is compiled for, and the number of KV heads; `sinks` are logits without a value, one a head."""
+
+    group: int
+    size: int
+    pairing: str
+    head_norm: bool
+    kv_heads: int = 2
+    sinks: bool = False
+
+    @property
+    def heads(self) -> int:
+        return self.group * self.kv_heads
+
+    @property
+    def suffix(self) -> str:
+        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}"
+
+
+@dataclass
+class Tokens:
+    """Tokens at positions from `start` on, and `start` random keys and values before them.
+
+    `pairs` of dimensions are rotated, all where it is negative.
+    """
+
+    shape: Shape
+    start: int
+    tokens: int
+    window: int = 0
+    pairs: int = -1
+    epsilon: float = 1e-6
+    qkv: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape, random = self.shape, np.random.default_rng(self.start + self.tokens)
+        self.pairs = shape.size // 2 if self.pairs < 0 else self.pairs
+        self.scale = float(np.float32(shape.size**-0.5))
+        columns = (shape.heads + 2 * shape.kv_heads) * shape.size
+        self.qkv = random.standard_normal((self.tokens, columns), np.float32)
+        self.q_norm = random.uniform(0.5, 1.5, shape.size).astype(np.float32)
+        self.k_norm = random.uniform(0.5, 1.5, shape.size).astype(np.float32)
+        self.sinks = random.uniform(-3, 6, shape.heads).astype(np.float32)
+        angle = np.outer(self.start + np.arange(self.tokens), 1e4 ** (-np.arange(self.pairs) / max(self.pairs, 1)))
+        self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        self.old_keys, self.old_values = (
+            random.standard_normal((shape.kv_heads, self.start, shape.size), np.float32).astype(np.float16)
+            for _ in range(2))
+
+    def rotated(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Norm and rotary embedding of (tokens, heads, D)."""
+        x = x.astype(np.float64)
+        if self.shape.head_norm:
+            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.epsilon) * weight
+        pairs = self.pairs
+        if self.shape.pairing == "neox":
+            first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+        else:
+            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        c, s = self.cosine.astype(np.float64)[:, None], self.sine.astype(np.float64)[:, None]
+        result = x.copy()
+        result[..., first] = x[..., first] * c - x[..., second] * s
+        result[..., second] = x[..., first] * s + x[..., second] * c
+        return result
+
+    def new_keys_values(self) -> tuple[np.ndarray, np.ndarray]:
+        """K (float64) and V (float16) of the tokens, (kv_heads, tokens, D)."""
+        heads = self.qkv.reshape(self.tokens, -1, self.shape.size)[:, self.shape.heads :].swapaxes(0, 1)
+        keys = self.rotated(heads[: self.shape.kv_heads].swapaxes(0, 1), self.k_norm).swapaxes(0, 1)
+        return keys, heads[self.shape.kv_heads :].astype(np.float16)
+
+    def attend(self, keys: np.ndarray, values: np.ndarray, block: bool = False) -> np.ndarray:
+        """Attention output (tokens, heads * D) over keys and values (kv_heads, start + tokens, D) as a cache has them.
+
+        With `block` the tokens see each other, else only what is before them.
+        """
+        shape = self.shape
+        queries = self.qkv.reshape(self.tokens, -1, shape.size)[:, : shape.heads]
+        queries = self.rotated(queries, self.q_norm) * self.scale
+        end = self.start + self.tokens
+        keys, values = keys.astype(np.float64), values.astype(np.float64)
+        position, key = self.start + np.arange(self.tokens)[:, None], np.arange(end)
+        seen = ((key <= position) | block) & (key > position - (self.window or end))
+        result = np.empty((self.tokens, shape.heads, shape.size))
+        for head in range(shape.heads):
+            score = np.where(seen, queries[:, head] @ keys[head // shape.group].T, -np.inf)
+            highest = score.max(-1, keepdims=True)
+            weight = np.exp(score - highest)
+            total = weight.sum(-1, keepdims=True) + (np.exp(self.sinks[head] - highest) if shape.sinks else 0)
+            result[:, head] = weight / total @ values[head // shape.group]
+        return result.reshape(self.tokens, -1)

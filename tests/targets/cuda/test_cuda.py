@@ -1,0 +1,50 @@
+"""Small kernels for NVIDIA GPUs: compiled and inspected, since no GPU is needed for that."""
+
+import re
+
+import pytest
+
+from dflashc.runtime.errors import TargetError
+from dflashc.targets.cuda import nvrtc
+from dflashc.targets.cuda.cubin import read_cubin
+from dflashc.targets.cuda.source import PRELUDE, kernel_source
+from dflashc.targets.gpu.traits import Traits
+from tests.targets.gpu import small_kernels
+
+
+def compile_small(arch: str) -> nvrtc.Compiled:
+    traits = Traits("cuda", arch)
+    return nvrtc.compile_source(PRELUDE + kernel_source(arch, [b(traits) for b in small_kernels.ALL]), arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_120"])
+def test_kernels_stay_in_registers(arch: str) -> None:
+    records = read_cubin(compile_small(arch).cubin)
+    assert set(records) == {b.__name__ for b in small_kernels.ALL}
+    assert all(0 < r.registers <= 64 for r in records.values())
+    assert [r.stack for r in records.values()] == [0] * len(records)
+    assert records["block_sum"].shared_bytes >= 4 * small_kernels.THREADS
+
+
+def test_only_what_is_written_as_fma_is_fused() -> None:
+    ptx = compile_small("sm_89").ptx.decode()
+    assert len(re.findall(r"\bfma\.rn\.f32", ptx)) == 1
+    assert len(re.findall(r"\bdp4a\.s32\.s32", ptx)) == 4
+    assert "fma.rn.f64" not in ptx
+
+
+def test_constants_are_exact() -> None:
+    source = kernel_source("sm_89", [small_kernels.wide(Traits("cuda", "sm_89"))])
+    assert "__longlong_as_double((int64_t)4599676419421066581)" in source.replace("  ", " ")
+
+
+def test_a_refused_source_is_one_line() -> None:
+    with pytest.raises(TargetError, match=r"NVRTC refused the kernels for sm_89: .*error.*undefined") as error:
+        nvrtc.compile_source("__global__ void f() { x = 1; }", "sm_89")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cut", [10, 1000])
+def test_damaged_cubins_are_refused(cut: int) -> None:
+    with pytest.raises(TargetError):
+        read_cubin(compile_small("sm_89").cubin[:cut])
