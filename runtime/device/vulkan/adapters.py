@@ -21,6 +21,7 @@ _PROMOTED = {"VK_KHR_shader_integer_dot_product": vk.VERSION_1_3}
 """Extensions that are part of a version, so that a device of it need not name them."""
 
 _MAPPED = vk.MEMORY_HOST_VISIBLE | vk.MEMORY_HOST_COHERENT
+_PLAIN = vk.MEMORY_DEVICE_LOCAL | _MAPPED | vk.MEMORY_HOST_CACHED
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,12 @@ class Adapter:
 
     def memory_choices(self, place: Place) -> list[int]:
         """Memory types for a place, the best first."""
+        # Others are for special uses, some of them only with features that are not turned on.
+        plain = [i for i, (flags, _) in enumerate(self.memory_types) if not flags & ~_PLAIN]
         if place is Place.DEVICE and not self.unified:
-            fits = [i for i, (flags, _) in enumerate(self.memory_types) if flags & vk.MEMORY_DEVICE_LOCAL]
+            fits = [i for i in plain if self.memory_types[i][0] & vk.MEMORY_DEVICE_LOCAL]
             return sorted(fits, key=lambda i: bool(self.memory_types[i][0] & vk.MEMORY_HOST_VISIBLE))
-        fits = [i for i, (flags, _) in enumerate(self.memory_types) if flags & _MAPPED == _MAPPED]
+        fits = [i for i in plain if self.memory_types[i][0] & _MAPPED == _MAPPED]
         wanted = vk.MEMORY_DEVICE_LOCAL if place is Place.DEVICE else vk.MEMORY_HOST_CACHED
         return sorted(fits, key=lambda i: not self.memory_types[i][0] & wanted)
 

@@ -133,7 +133,8 @@ def adapter(kind: str, *types: tuple[int, int]) -> Adapter:
 
 
 def test_memory_types_of_a_discrete_and_an_integrated_device() -> None:
-    types = ((LOCAL | VISIBLE, 0), (LOCAL, 0), (VISIBLE, 1), (VISIBLE | CACHED, 1))
+    special = 0x40  # VK_MEMORY_PROPERTY_DEVICE_COHERENT_BIT_AMD
+    types = ((LOCAL | VISIBLE, 0), (LOCAL, 0), (VISIBLE, 1), (VISIBLE | CACHED, 1), (LOCAL | VISIBLE | special, 0))
     discrete, integrated = adapter("discrete", *types), adapter("integrated", *types)
     assert discrete.memory_choices(Place.DEVICE) == [1, 0], "never the host's memory, which would be slow"
     assert discrete.memory_choices(Place.SHARED)[0] == 3, "the host reads cached memory faster"
