@@ -37,7 +37,7 @@ class GpuModule(Protocol):
         """All that its driver shows, in the driver's order. Raises `TargetError` where there is no driver."""
 
     def refusal(self, info: GpuInfo, need: Requirements, allow_ptx: bool) -> str:
-        """Why a GPU cannot run kernels with these requirements, "" where it can."""
+        """Why code of `need.level` is not for a GPU, "" where it is."""
 
     def open_driver(self, index: int, artefact: Artefact, table: KernelTable, allow_ptx: bool) -> tuple[Driver,
                                                                                                        list[str]]:
@@ -84,13 +84,20 @@ def _open_gpu(artefact: Artefact, module: Any, gpu: str | None, allow_ptx: bool)
     need = artefact.manifest.requirements
     table = load_kernels(artefact)
     infos = kind.find_gpus()
-    index = choose_gpu(infos, gpu, lambda info: info.unfit or kind.refusal(info, need, allow_ptx))
+    index = choose_gpu(infos, gpu, lambda info: refusal(kind, info, need, allow_ptx))
     info = infos[index]
     check_kernels(artefact.plan, table, info)
     driver, notes = kind.open_driver(index, artefact, table, allow_ptx)
     if info.kind == "software":
         notes = [f"running on {info.name}, which is no GPU but computes on the CPU", *notes]
     return GpuDevice(driver, table, artefact, notes)
+
+
+def refusal(kind: GpuModule, info: GpuInfo, need: Requirements, allow_ptx: bool = False) -> str:
+    """Why a GPU cannot run what has these requirements, in one line; "" where it can."""
+    missing = [name for name in need.features if name not in info.features]
+    lacks = f"lacks {', '.join(missing)}: update its driver, or build for another target" if missing else ""
+    return info.unfit or kind.refusal(info, need, allow_ptx) or lacks
 
 
 def choose_gpu(infos: Sequence[GpuInfo], wanted: str | None, refusal: Callable[[GpuInfo], str]) -> int:

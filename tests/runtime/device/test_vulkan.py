@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dflashc.runtime.device import vulkan
 from dflashc.runtime.device.driver import Limits, Place
-from dflashc.runtime.device.opening import open_device
-from dflashc.runtime.device.vulkan import adapters, find_gpus, refusal
+from dflashc.runtime.device.opening import open_device, refusal
+from dflashc.runtime.device.vulkan import adapters, find_gpus
 from dflashc.runtime.device.vulkan import definitions as vk
 from dflashc.runtime.device.vulkan.adapters import Adapter, GpuInfo
 from dflashc.runtime.device.vulkan.api import load_api
@@ -32,8 +33,8 @@ def test_what_a_device_lacks_is_listed_by_name() -> None:
     (info, *_) = find_gpus()
     need = gpu_requirements("vulkan", features=("shaderInt8", "VK_KHR_shader_integer_dot_product", "shaderQuantum",
                                                 "VK_NV_quantum"))
-    assert refusal(info, need, False).startswith("lacks shaderQuantum, VK_NV_quantum: ")
-    assert refusal(info, replace(need, features=need.features[:2]), False) == ""
+    assert refusal(vulkan, info, need).startswith("lacks shaderQuantum, VK_NV_quantum: ")
+    assert refusal(vulkan, info, replace(need, features=need.features[:2])) == ""
 
 
 def test_required_features_are_turned_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
