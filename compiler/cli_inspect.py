@@ -73,10 +73,12 @@ def check(target: Path, drafter: Path, overrides: Overrides, as_json: bool) -> N
 def targets(as_json: bool) -> None:
     """Print the targets, the GPUs of this machine, and why there are none of a kind."""
     from dflashc.compiler.inspect import describe_devices, describe_targets
+    from dflashc.runtime.device.survey import survey
 
-    described = {"targets": describe_targets(), **describe_devices()}
-    tables = [target_table(described["targets"]), device_table(described["devices"]),
-              pairs("No devices", described["missing"].items())]
+    surveys = survey()
+    described = {"targets": describe_targets(surveys), **describe_devices(surveys)}
+    tables = [target_table(described["targets"]), missing_table(described["targets"]),
+              device_table(described["devices"])]
     _print(described, tables, as_json)
 
 
@@ -147,15 +149,23 @@ def tensor_table(tensors: list[dict[str, Any]]) -> Table:
 
 def target_table(targets: list[dict[str, Any]]) -> Table:
     return Table("Targets", ("name", "level", "can build", "runs here"), [
-        (t["name"], t["level"], f"no: {t['cannot_build']}" if t["cannot_build"] else "yes", _runs_here(t))
+        (t["name"], t["level"], "no" if t["cannot_build"] else "yes", "no" if t["missing_to_run"] else "yes")
         for t in targets])
 
 
-def _runs_here(target: dict[str, Any]) -> str:
-    if target["machine"] != CPU:
-        return f"on a device of {target['machine']}"
-    lacks = ", ".join(target["missing_to_run"])
-    return f"no: this CPU lacks {lacks}" if lacks else "yes"
+def missing_table(targets: list[dict[str, Any]]) -> Table:
+    """What each "no" of the targets is for; those that stand one behind the other for the same reason share a row."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for target in targets:
+        if target["cannot_build"]:
+            groups.setdefault(("build", target["cannot_build"]), []).append(target["name"])
+        if target["missing_to_run"]:
+            lacks = target["missing_to_run"]
+            reason = f"this CPU lacks {', '.join(lacks)}" if target["machine"] == CPU else "; ".join(lacks)
+            groups.setdefault(("run", reason), []).append(target["name"])
+    rows = [(verb, names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}", reason)
+            for (verb, reason), names in groups.items()]
+    return Table("Missing", ("to", "for", "what"), rows)
 
 
 def device_table(devices: list[dict[str, Any]]) -> Table:

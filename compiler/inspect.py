@@ -20,6 +20,8 @@ from dflashc.runtime.errors import BuildError, GgufError, PairError, RequestErro
 if TYPE_CHECKING:
     from dflashc.compiler.build import Lowered
     from dflashc.compiler.gguf import GgufFile
+    from dflashc.runtime.device.survey import Survey
+    from dflashc.runtime.manifest import Requirements
 
 _SHORT_ARRAY = 16
 
@@ -95,8 +97,14 @@ def describe_lowered(lowered: Lowered) -> dict[str, Any]:
     }
 
 
-def describe_targets() -> list[dict[str, Any]]:
-    """Every target: the level it stands for, what keeps this machine from building for it, and from running it."""
+def describe_targets(surveys: Iterable[Survey]) -> list[dict[str, Any]]:
+    """Every target: the level it stands for, what keeps this machine from building for it, and from running it.
+
+    Parameters
+    ----------
+    surveys : iterable
+        The GPUs of this machine.
+    """
     from dflashc.targets.cpu.traits import host_features
     from dflashc.targets.registry import find_target, target_names
 
@@ -104,6 +112,7 @@ def describe_targets() -> list[dict[str, Any]]:
         host = host_features()
     except TargetError:
         host = frozenset()
+    found = {survey.machine: survey for survey in surveys}
     described = []
     for name in target_names():
         target = find_target(name)
@@ -114,27 +123,37 @@ def describe_targets() -> list[dict[str, Any]]:
             "level": need.level,
             "features": list(need.features),
             "cannot_build": "; ".join(target.missing()),
-            "missing_to_run": sorted(set(need.features) - host),
+            "missing_to_run": (_no_gpu(found[need.machine], need) if need.machine in found
+                               else sorted(set(need.features) - host)),
         })
     return described
 
 
-def describe_devices() -> dict[str, Any]:
+def _no_gpu(survey: Survey, need: Requirements) -> list[str]:
+    """Why no GPU runs what has these requirements; empty where one does."""
+    from dflashc.runtime.device.opening import gpu_module, refusal
+
+    kind = gpu_module(survey.machine)
+    reasons = [(gpu.name, refusal(kind, gpu, need)) for gpu in survey.gpus]
+    if survey.missing or not all(reason for _, reason in reasons):
+        return [survey.missing] if survey.missing else []
+    return [f"{name} {reason}" for name, reason in reasons]
+
+
+def describe_devices(surveys: Iterable[Survey]) -> dict[str, Any]:
     """The GPUs of this machine, numbered as `--device` takes them, and why there are none of a kind.
 
-    Drivers are asked in processes of their own. What each device offers by name is left out: it is hundreds of names.
+    What each offers by name is left out: it is hundreds of names.
     """
-    from dflashc.runtime.device.survey import survey
-
     devices: list[dict[str, Any]] = []
     missing = {}
-    for kind in survey():
-        for number, gpu in enumerate(kind.gpus):
+    for survey in surveys:
+        for number, gpu in enumerate(survey.gpus):
             described = dataclasses.asdict(gpu)
             del described["features"]
-            devices.append({"machine": kind.machine, "number": number, **described})
-        if kind.missing:
-            missing[kind.machine] = kind.missing
+            devices.append({"machine": survey.machine, "number": number, **described})
+        if survey.missing:
+            missing[survey.machine] = survey.missing
     return {"devices": devices, "missing": missing}
 
 

@@ -96,11 +96,8 @@ class CudaApi:
     def fill(self, address: int, nbytes: int, stream: int) -> None:
         self._call("cuMemsetD8Async", address, 0, nbytes, stream)
 
-    def copy_in(self, address: int, host: int, nbytes: int, stream: int) -> None:
-        self._call("cuMemcpyHtoDAsync", address, host, nbytes, stream)
-
-    def copy_out(self, host: int, address: int, nbytes: int, stream: int) -> None:
-        self._call("cuMemcpyDtoHAsync", host, address, nbytes, stream)
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemcpyAsync", target, source, nbytes, stream)
 
     def create_stream(self) -> int:
         return int(self._call("cuStreamCreate", _NON_BLOCKING))

@@ -135,7 +135,7 @@ class Driver(Protocol):
         """Fill with zeros, after all that came before."""
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:
-        """Copy between staging and device memory, after all that came before; does not wait."""
+        """Copy from block to block, after all that came before; does not wait."""
 
     def record(self, calls: Sequence[Call]) -> Any:
         """Launches to be submitted as often as wanted."""

@@ -22,6 +22,7 @@ _OUT_OF_MEMORY, _NO_DEVICE, _NOT_READY = 2, 100, 600
 _NON_BLOCKING = 1
 _HOST_MAPPED = 2
 _CAPTURE_OF_THIS_THREAD = 1
+_BY_ADDRESS = 4  # hipMemcpyDefault: the addresses tell the direction
 _INTEGRATED = 16  # hipDeviceAttributeIntegrated
 _PROPERTIES_BYTES = 1 << 14  # more than any version of hipDeviceProp_t has
 
@@ -33,7 +34,7 @@ SIGNATURES = {
     "hipDeviceGetAttribute": "oii", "hipGetDevicePropertiesR0600": "pi", "hipDeviceTotalMem": "oi",
     "hipRuntimeGetVersion": "o", "hipMemGetInfo": "oo",
     "hipMalloc": "oz", "hipFree": "p", "hipHostMalloc": "ozu", "hipHostGetDevicePointer": "opu", "hipHostFree": "p",
-    "hipMemsetD8Async": "pbzp", "hipMemcpyHtoDAsync": "ppzp", "hipMemcpyDtoHAsync": "ppzp",
+    "hipMemsetD8Async": "pbzp", "hipMemcpyAsync": "ppzip",
     "hipStreamCreateWithFlags": "ou", "hipStreamDestroy": "p", "hipStreamQuery": "p",
     "hipModuleLoadData": "op", "hipModuleUnload": "p", "hipModuleGetFunction": "ops",
     "hipModuleLaunchKernel": "puuuuuuuppp",
@@ -144,11 +145,8 @@ class HipApi:
     def fill(self, address: int, nbytes: int, stream: int) -> None:
         self._call("hipMemsetD8Async", address, 0, nbytes, stream)
 
-    def copy_in(self, address: int, host: int, nbytes: int, stream: int) -> None:
-        self._call("hipMemcpyHtoDAsync", address, host, nbytes, stream)
-
-    def copy_out(self, host: int, address: int, nbytes: int, stream: int) -> None:
-        self._call("hipMemcpyDtoHAsync", host, address, nbytes, stream)
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._call("hipMemcpyAsync", target, source, nbytes, _BY_ADDRESS, stream)
 
     def create_stream(self) -> int:
         return int(self._get("hipStreamCreateWithFlags", _NON_BLOCKING))

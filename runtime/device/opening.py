@@ -76,12 +76,19 @@ def open_device(artefact: Artefact, *, threads: int | None = None, gpu: str | No
         raise RequestError(f"{artefact.directory} runs on a GPU ({machine}): --threads is for CPUs")
     if allow_ptx and machine != "cuda":
         raise RequestError(f"{artefact.directory} has no PTX: --allow-ptx is for CUDA")
-    return _open_gpu(artefact, importlib.import_module(GPU_MODULES[machine]), gpu, allow_ptx)
+    return _open_gpu(artefact, gpu, allow_ptx)
 
 
-def _open_gpu(artefact: Artefact, module: Any, gpu: str | None, allow_ptx: bool) -> GpuDevice:
+def gpu_module(machine: str) -> GpuModule:
+    """The module of a kind of GPUs, a key of `GPU_MODULES`."""
+    module: Any = importlib.import_module(GPU_MODULES[machine])
     kind: GpuModule = module
+    return kind
+
+
+def _open_gpu(artefact: Artefact, gpu: str | None, allow_ptx: bool) -> GpuDevice:
     need = artefact.manifest.requirements
+    kind = gpu_module(need.machine)
     table = load_kernels(artefact)
     infos = kind.find_gpus()
     index = choose_gpu(infos, gpu, lambda info: refusal(kind, info, need, allow_ptx))

@@ -47,11 +47,8 @@ class StreamApi(Protocol):
     def fill(self, address: int, nbytes: int, stream: int) -> None:
         """Queue filling device memory with zeros."""
 
-    def copy_in(self, address: int, host: int, nbytes: int, stream: int) -> None:
-        """Queue a copy to the device."""
-
-    def copy_out(self, host: int, address: int, nbytes: int, stream: int) -> None:
-        """Queue a copy to the host."""
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Queue a copy between any addresses of the device."""
 
     def create_stream(self) -> int: ...
 
@@ -177,10 +174,7 @@ class StreamDriver:
     def copy(self, source: StreamBlock, source_offset: int, target: StreamBlock, target_offset: int,
              nbytes: int) -> None:
         self._api.activate()
-        if source.mapped is not None:
-            self._api.copy_in(target.address + target_offset, source.host + source_offset, nbytes, self._stream)
-        else:
-            self._api.copy_out(target.host + target_offset, source.address + source_offset, nbytes, self._stream)
+        self._api.copy(target.address + target_offset, source.address + source_offset, nbytes, self._stream)
 
     # Runs ------------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ A driver that crashes or hangs there costs its answer and nothing else. Run as a
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflashc.runtime.device.driver import GpuInfo, Limits
-from dflashc.runtime.device.opening import GPU_MODULES
+from dflashc.runtime.device.opening import GPU_MODULES, gpu_module
 from dflashc.runtime.errors import DflashError
 
 SECONDS = 30.0
@@ -71,7 +70,7 @@ def _info(limits: dict[str, Any], features: list[str], **members: Any) -> GpuInf
 def describe(machine: str) -> dict[str, Any]:
     """The GPUs of one kind as JSON has them, asked in this process."""
     try:
-        gpus = importlib.import_module(GPU_MODULES[machine]).find_gpus()
+        gpus = gpu_module(machine).find_gpus()
     except DflashError as error:
         return {"gpus": [], "missing": str(error)}
     return {"gpus": [asdict(gpu) | {"features": sorted(gpu.features)} for gpu in gpus],

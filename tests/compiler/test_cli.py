@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dflashc.compiler.cli_inspect import missing_table
 from tests.compiler.command import COMMAND, Here, beside
 from tests.gguf.gguf_bytes import F32, STRING, UINT32, entry, gguf_file, string, tensor, uint32
 
@@ -245,6 +246,16 @@ def test_targets(dflashc: Here) -> None:
     assert "cpu-x86-64-v3" in printed
     assert all(d["name"] in printed for d in found["devices"])
     assert all(reason in printed for reason in found["missing"].values())
+
+
+def test_what_targets_miss_is_said_once() -> None:
+    def target(name: str, machine: str, *lacks: str, cannot_build: str = "") -> dict[str, object]:
+        return {"name": name, "machine": machine, "missing_to_run": list(lacks), "cannot_build": cannot_build}
+
+    table = missing_table([target("cpu-a", "x86_64", "avx2", "fma"), target("cpu-b", "x86_64"),
+                           *(target(f"cuda-{n}", "cuda", "no driver", cannot_build="no NVRTC") for n in "123")])
+    assert table.rows == [("run", "cpu-a", "this CPU lacks avx2, fma"), ("build", "cuda-1 … cuda-3", "no NVRTC"),
+                          ("run", "cuda-1 … cuda-3", "no driver")]
 
 
 def test_targets_tells_that_the_linker_is_missing(dflashc: Here, monkeypatch: pytest.MonkeyPatch,

@@ -79,6 +79,16 @@ def test_transfers_of_any_size_go_in_pieces(tiny: Tiny, monkeypatch: pytest.Monk
     assert np.array_equal(result(device, memories), expected(values())), "weights come in pieces too"
 
 
+def test_memory_is_copied_from_block_to_block(tiny: Tiny) -> None:
+    device = tiny.open()
+    one, other = device.alloc(4096), device.alloc(4096)
+    device.upload(one, values(1, 1024))
+    device._copy(one.block, 64, other.block, 128, 1024)
+    device._wait()
+    assert np.array_equal(device.download(other, "float32", 256, 128), values(1, 1024)[16:272])
+    assert not device.download(other, "float32", 32).any()
+
+
 def test_a_recording_can_be_run_often_and_beside_others(tiny: Tiny) -> None:
     device = tiny.open()
     one, replay_one = prepare(device, tiny)
