@@ -54,7 +54,7 @@ def bytes_of_round(artefact: Artefact, depth: int, width: int) -> int:
     """Bytes of weights and caches that a round of `width` proposals at `depth` has to read at least once."""
     placed = {w.name: w.offset for w in artefact.manifest.weights}
     spans = set()
-    for _, launch in _round(artefact, width):
+    for _, launch in round_launches(artefact, width):
         first = next((o for o in launch.operands if o.kind == "weight"), None)
         if first and launch.bytes_read:
             start = placed[first.name] + int(first.value)
@@ -81,10 +81,10 @@ def profile(directory: Path, threads: int, depth: int, rows: int, head: str, run
 def profile_round(directory: Path, threads: int, depth: int, width: int, runs: int = 8) -> list[KernelTime]:
     """The same of a round that drafts `width` proposals."""
     artefact = load_artefact(directory)
-    return _profile(artefact, threads, depth, width + 1, _round(artefact, width), runs)
+    return _profile(artefact, threads, depth, width + 1, round_launches(artefact, width), runs)
 
 
-def _round(artefact: Artefact, width: int) -> list[tuple[str, Launch]]:
+def round_launches(artefact: Artefact, width: int) -> list[tuple[str, Launch]]:
     """Launches of a greedy round with the roles of their programs; of plain decoding where there is no drafter."""
     drafter, programs = artefact.manifest.drafter, artefact.plan.programs
     roles = ("ids", "inject", "accept") if drafter else ("ids", "accept")
@@ -103,14 +103,20 @@ def _covered(spans: set[tuple[int, int]]) -> int:
 
 def _profile(artefact: Artefact, threads: int, depth: int, rows: int, parts: Sequence[tuple[str, Launch]],
              runs: int) -> list[KernelTime]:
-    context = -(-(depth + rows) // _CONTEXT_STEP) * _CONTEXT_STEP
     with closing(open_device(artefact, threads=threads)) as device:
-        memories = _memories(artefact, device, context)
-        replay = device.record([launch for _, launch in parts], memories, context)
-        times = []
-        for _ in range(runs + 1):
-            device.upload(memories["state"], np.array([depth, 0], np.int64))  # a round moves on
-            times.append(replay.seconds())
+        return profile_on(device, artefact, depth, rows, parts, runs)
+
+
+def profile_on(device: Device[Any], artefact: Artefact, depth: int, rows: int, parts: Sequence[tuple[str, Launch]],
+               runs: int) -> list[KernelTime]:
+    """The same on an open device, of launches with the roles of their programs."""
+    context = -(-(depth + rows) // _CONTEXT_STEP) * _CONTEXT_STEP
+    memories = _memories(artefact, device, context)
+    replay = device.record([launch for _, launch in parts], memories, context)
+    times = []
+    for _ in range(runs + 1):
+        device.upload(memories["state"], np.array([depth, 0], np.int64))  # a round moves on
+        times.append(replay.seconds())
     # Where the clock's thread lost its core, others did its work, and the time is noted at the wrong kernel.
     seconds = np.array(times[1:])
     fast = np.argsort(seconds.sum(axis=1))[: -(-runs // 2)]

@@ -5,6 +5,7 @@ Owns what is alike on all of them: lifetimes, counters, limits, the order of thi
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,7 @@ class GpuDevice:
     """
 
     def __init__(self, driver: Driver, table: KernelTable, artefact: Artefact, notes: Sequence[str] = ()) -> None:
+        self.info = driver.info
         self.name = driver.info.name
         self.identity = f"{driver.info.name}, {driver.info.driver}"
         self.notes = list(notes)
@@ -215,6 +217,18 @@ class GpuDevice:
         seconds = self._driver.time(recording)
         self._done()
         return seconds
+
+    def copy_bandwidth(self, nbytes: int = 256 << 20, repeats: int = 8) -> float:
+        """Bytes per second that device memory reads and writes when it is copied: the best of `repeats` copies."""
+        size = min(nbytes, self._driver.info.limits.allocation, self._driver.available_memory() // 4)
+        source, target = self.alloc(size), self.alloc(size)
+        best = float("inf")
+        for _ in range(repeats + 1):  # the first waits for the memory to be cleared
+            started = time.perf_counter()
+            self._copy(source.block, 0, target.block, 0, source.nbytes)
+            self._wait()
+            best = min(best, time.perf_counter() - started)
+        return 2 * source.nbytes / best
 
     def _copy(self, source: Block, source_offset: int, target: Block, target_offset: int, nbytes: int) -> None:
         self._queued = True

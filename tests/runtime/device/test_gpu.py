@@ -126,6 +126,16 @@ def test_the_launches_of_a_run_are_timed_one_by_one(tiny: Tiny) -> None:
     assert np.array_equal(result(device, memories), expected(values()))
 
 
+def test_bandwidth_is_that_of_copies_inside_the_device(tiny: Tiny) -> None:
+    """Both directions count, and a copy takes some time; its memory is given back."""
+    device = tiny.open()
+    started = time.perf_counter()
+    bandwidth = device.copy_bandwidth(1 << 20, repeats=3)
+    assert bandwidth > 4 * 2 * (1 << 20) / (time.perf_counter() - started)
+    device.copy_bandwidth(1 << 20, repeats=1)
+    device.close()
+
+
 def test_closing_gives_everything_back_and_ends_all_use(tiny: Tiny) -> None:
     device = tiny.open()
     memories, replay = prepare(device, tiny)
