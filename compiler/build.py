@@ -20,10 +20,12 @@ import numpy as np
 
 from dflashc.compiler.artefact import new_artefact, write_manifest
 from dflashc.compiler.drafter import normalise
+from dflashc.compiler.drafter.config import INJECTED, PREFIX
 from dflashc.compiler.gguf import GgufFile, GgufTensor, open_gguf
 from dflashc.compiler.lower.weights import RAW, WeightSource, place_weights, write_weights
-from dflashc.compiler.models import build_graph, read_model_config
+from dflashc.compiler.models import build_graph, check_model, read_model_config
 from dflashc.compiler.models.config import ModelConfig
+from dflashc.compiler.models.tensor_list import stays_plain
 from dflashc.compiler.pair import Overrides, PairReport, check_pair
 from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
 from dflashc.runtime.artefact import PLAN, WEIGHTS, sha256_file
@@ -141,10 +143,13 @@ def lower(options: BuildOptions) -> Lowered:
     context = _context(options.context, config)
     tokenizer = build_tokenizer(gguf)
     files, tensors, pair, drafter_graph = [gguf], dict(gguf.tensors), None, None
-    if options.drafter is not None:
+    if options.drafter is None:
+        said = check_model(gguf, config)
+    else:
         pair, drafter_file, drafter_tensors, drafter_graph = _read_drafter(options, gguf, config)
         files.append(drafter_file)
         tensors |= drafter_tensors
+        said = [*pair.notes, *pair.warnings]
     module = build_graph(gguf, config, pair.config.taps if pair else ())
     if drafter_graph is not None:
         module.update(drafter_graph)
@@ -156,24 +161,24 @@ def lower(options: BuildOptions) -> Lowered:
     drafter = pair.config if pair else None
     programs = lower_programs(module, config, drafter, packed, target.rules(), target.name, context,
                               options.overrides.draft_rows == "full")
-    notes += [*pair.notes, *pair.warnings] if pair else []
     sources = _ordered(sources, programs.plan.adjacent)
-    return Lowered(files, config, pair, target, sources, programs.plan, programs.requests, tokenizer, notes)
+    return Lowered(files, config, pair, target, sources, programs.plan, programs.requests, tokenizer, [*notes, *said])
 
 
 def _read_drafter(options: BuildOptions, gguf: GgufFile,
                   config: ModelConfig) -> tuple[PairReport, GgufFile, dict[str, GgufTensor], tvm.IRModule]:
     """The checked pair, the drafter's file, its tensors under their parameter names, and its graph."""
-    from dflashc.compiler.drafter.config import INJECTED, PREFIX
     from dflashc.compiler.drafter.graph import drafter_module
+    from dflashc.compiler.drafter.tables import fit_tables
 
     assert options.drafter is not None
     file = open_gguf(options.drafter)
     drafter = normalise(file)
     report = check_pair(gguf, config, file, drafter, options.overrides)
-    graph = drafter_module(report.config, drafter.tensors, gguf.tensors)
-    tensors = {prefix + name: tensor for prefix in (PREFIX, INJECTED) for name, tensor in drafter.tensors.items()}
-    return report, file, tensors, graph
+    fitted, tensors = fit_tables(report.config, drafter.tensors, config.vocabulary)
+    graph = drafter_module(fitted, tensors, gguf.tensors)
+    named = {prefix + name: tensor for prefix in (PREFIX, INJECTED) for name, tensor in tensors.items()}
+    return report, file, named, graph
 
 
 def _drafter(pair: PairReport | None) -> dict[str, Any]:
@@ -224,10 +229,10 @@ def _weights(module: tvm.IRModule, tensors: dict[str, GgufTensor], config: Model
 
 
 def _plain(name: str, tensor: GgufTensor) -> np.ndarray | None:
-    """What is used as a plain array: norms, biases, convolution kernels, and token ids as int32; None for matrices."""
-    if tensor.type_name in ("I32", "I64"):
+    """What is used as a plain array, token ids as int32; None for matrices."""
+    if name == f"{PREFIX}d2t":
         return tensor.array().astype(np.int32)
-    return tensor.dequantise() if len(tensor.shape) == 1 or name.endswith("_conv_base") else None
+    return tensor.dequantise() if stays_plain(tensor) else None
 
 
 def _ordered(sources: dict[str, WeightSource], adjacent: Sequence[Sequence[str]]) -> dict[str, WeightSource]:

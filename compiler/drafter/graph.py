@@ -1,4 +1,4 @@
-"""Writes a drafter's graph in Relax, unfused: the injection of context features, and the block that is drafted.
+"""Writes a drafter's graph, unfused: the injection of context features, and the block that is drafted.
 
 Three functions: `inject` (taps of committed rows into the drafter's K/V caches), `draft` (block tokens to the residual
 stream) and `propose` (residual rows after the anchor to token ids). The body is Qwen 3's, whatever the target's;
@@ -11,14 +11,12 @@ import dataclasses
 from collections.abc import Mapping
 
 import tvm
-from tvm import relax
 
 from dflashc.compiler.drafter.config import INJECTED, PREFIX, DrafterConfig
 from dflashc.compiler.gguf import GgufTensor
 from dflashc.compiler.models.config import ModelConfig
-from dflashc.compiler.models.graph import Graph, function
-from dflashc.passes import operators as op
-from dflashc.passes.operators import Expr
+from dflashc.compiler.models.graph import Expr, Graph
+from dflashc.compiler.models.relax_graph import RelaxGraph, function
 
 
 def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
@@ -43,59 +41,48 @@ def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
     target_tensors : mapping
         The target's, for the embedding and head that the drafter shares.
     """
-    vocabulary = target_tensors["token_embd.weight"].shape[0]
-    config = body_config(drafter, vocabulary)
+    config = body_config(drafter, target_tensors["token_embd.weight"].shape[0])
 
-    def graph() -> Graph:
-        return Graph(tensors, config, PREFIX)
+    def graph() -> RelaxGraph:
+        return RelaxGraph(tensors, config, PREFIX)
 
     module = tvm.IRModule()
-    module["inject"] = _inject(graph(), drafter)
-    module["draft"] = _draft(graph(), drafter, target_tensors)
-    module["propose"] = _propose(graph(), drafter, target_tensors)
+    module["inject"] = function(graph(), lambda g: _inject(g, drafter))
+    module["draft"] = function(graph(), lambda g: _draft(g, drafter, target_tensors))
+    module["propose"] = function(graph(), lambda g: _propose(g, drafter, target_tensors))
     return module
 
 
-def _inject(g: Graph, drafter: DrafterConfig) -> relax.Function:
-    """K and V of every layer from the fused features; the layers themselves never run over the context (section 3)."""
+def _inject(g: Graph, drafter: DrafterConfig) -> list[Expr]:
+    """K and V of every layer from the fused features; the layers themselves never run over the context."""
     c = g.config
     width = drafter.target_hidden * len(drafter.taps)
     projections = dataclasses.replace(g, prefix=INJECTED)  # the same function, other parameters
-
-    def body() -> Expr:
-        features = g.input("features", (g.rows, width), "float32")
-        context = g.norm(g.linear(features, "fc", c.hidden, width), "enc.output_norm")
-        table = g.rope_table(drafter.context_rope)
-        writes = []
-        for layer in range(c.layers):
-            k, v = (g.emit(relax.op.reshape(
-                projections.linear(context, f"blk.{layer}.attn_{which}", c.kv_heads * c.head_size, c.hidden),
-                (g.rows, c.kv_heads, c.head_size))) for which in "kv")
-            k = g.emit(op.rope(g.norm(k, f"blk.{layer}.attn_k_norm"), table, c.ropes[0].pairing))
-            writes.append(g.emit(op.cache_write(k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state)))
-        return relax.Tuple(writes)
-
-    return function(g, body)
+    features = g.input("features", (g.rows, width), "float32")
+    context = g.norm(g.linear(features, "fc", c.hidden, width), "enc.output_norm")
+    table = g.rope_table(drafter.context_rope)
+    writes = []
+    for layer in range(c.layers):
+        k, v = (projections.heads(context, f"blk.{layer}.attn_{which}", c.kv_heads) for which in "kv")
+        k = g.call("rope", g.norm(k, f"blk.{layer}.attn_k_norm", c.head_size), table, c.ropes[0].pairing)
+        writes.append(g.call("cache_write", k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state))
+    return writes
 
 
-def _draft(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> relax.Function:
+def _draft(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> Expr:
     c = g.config
-
-    def body() -> Expr:
-        tokens = g.input("block", (g.rows,), "int32")
-        table = g.rope_table(c.ropes[0], tokens)
-        x = g.emit(op.embed(tokens, _shared(g, drafter.embedding, "token_embd.weight", target_tensors),
-                            c.embedding_scale), "residual")
-        for layer in range(c.layers):
-            causal = drafter.causal_sliding if c.layer_windows[layer] else drafter.causal_full
-            x = _layer(g, drafter, x, layer, table, "causal" if causal else "block")
-        return x
-
-    return function(g, body)
+    tokens = g.input("block", (g.rows,), "int32")
+    table = g.rope_table(c.ropes[0], tokens)
+    x = g.call("embed", tokens, _shared(g, drafter.embedding, "token_embd.weight", target_tensors), c.embedding_scale,
+               name="residual")
+    for layer in range(c.layers):
+        causal = drafter.causal_sliding if c.layer_windows[layer] else drafter.causal_full
+        x = _layer(g, drafter, x, layer, table, "causal" if causal else "block")
+    return x
 
 
 def _layer(g: Graph, drafter: DrafterConfig, x: Expr, layer: int, table: Expr, mask: str) -> Expr:
-    """Pre-norm attention and SwiGLU; in version 2 each between two local convolutions (section 5.1)."""
+    """Pre-norm attention and SwiGLU; in version 2 each between two local convolutions."""
     blk = f"blk.{layer}"
     for name, sublayer in (("attn", lambda u: g.attention(u, layer, table, mask)),
                            ("ffn", lambda u: g.gated_feed_forward(u, layer, "silu"))):
@@ -106,40 +93,36 @@ def _layer(g: Graph, drafter: DrafterConfig, x: Expr, layer: int, table: Expr, m
         taps, groups = drafter.conv_kernel_size, drafter.hidden // drafter.conv_group_size
         dynamic = g.linear(u, f"{blk}.{name}_conv_proj", 2 * taps * groups, drafter.hidden)
         base = g.weight(f"{blk}.{name}_conv_base", 2, taps, drafter.hidden)
-        y = sublayer(g.emit(op.local_convolution(u, dynamic, base, 0)))
-        x = g.add(x, g.emit(op.local_convolution(y, dynamic, base, 1)))
+        y = sublayer(g.call("local_convolution", u, dynamic, base, 0))
+        x = g.add(x, g.call("local_convolution", y, dynamic, base, 1))
     return x
 
 
-def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> relax.Function:
+def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> Expr:
     """Row i of `hidden` is row i + 1 of the block: the anchor's own row proposes nothing."""
     c = g.config
-
-    def body() -> Expr:
-        x = g.norm(g.input("hidden", (g.rows, c.hidden), "float32"), "output_norm")
-        head = _shared(g, "shared" if drafter.head == "shared" else "own",
-                       "token_embd.weight" if drafter.head == "tied" else "output.weight", target_tensors)
-        logits = g.emit(op.linear(x, head), "logits")
-        d2t = [g.input(f"{PREFIX}d2t", (drafter.draft_vocabulary,), "int32")] if drafter.draft_vocabulary else []
-        if drafter.version == 1:  # scale and softcap are monotone: they do not move the arg-max
-            ids = g.emit(op.argmax(logits), "ids")
-            return g.emit(op.look_up(ids, *d2t), "tokens") if d2t else ids
-        if drafter.logit_scale != 1:
-            logits = g.emit(op.scale(logits, drafter.logit_scale))
-        if drafter.logit_softcap:
-            logits = g.emit(op.softcap(logits, drafter.logit_softcap))
-        rank = drafter.selector_rank
-        projected = g.linear(x, "selector_hidden", rank, c.hidden)
-        predecessor, successor = (g.weight(f"selector_{which}.weight", c.vocabulary, rank)
-                                  for which in ("predecessor", "successor"))
-        block = g.input("block", (g.rows,), "int32")
-        return g.emit(op.select_candidates(logits, d2t, projected, block, predecessor, successor,
-                                           drafter.selector_top_k), "ids")
-
-    return function(g, body)
+    x = g.norm(g.input("hidden", (g.rows, c.hidden), "float32"), "output_norm")
+    head = _shared(g, "shared" if drafter.head == "shared" else "own",
+                   "token_embd.weight" if drafter.head == "tied" else "output.weight", target_tensors)
+    logits = g.call("linear", x, head, name="logits")
+    d2t = [g.input(f"{PREFIX}d2t", (drafter.draft_vocabulary,), "int32")] if drafter.draft_vocabulary else []
+    if drafter.version == 1:  # scale and softcap are monotone: they do not move the arg-max
+        ids = g.call("argmax", logits, name="ids")
+        return g.call("look_up", ids, *d2t, name="tokens") if d2t else ids
+    if drafter.logit_scale != 1:
+        logits = g.call("scale", logits, drafter.logit_scale)
+    if drafter.logit_softcap:
+        logits = g.call("softcap", logits, drafter.logit_softcap)
+    rank = drafter.selector_rank
+    projected = g.linear(x, "selector_hidden", rank, c.hidden)
+    predecessor, successor = (g.weight(f"selector_{which}.weight", c.vocabulary, rank)
+                              for which in ("predecessor", "successor"))
+    block = g.input("block", (g.rows,), "int32")
+    return g.call("select_candidates", logits, d2t, projected, block, predecessor, successor, drafter.selector_top_k,
+                  name="ids")
 
 
-def _shared(g: Graph, owner: str, name: str, target_tensors: Mapping[str, GgufTensor]) -> relax.Var:
+def _shared(g: Graph, owner: str, name: str, target_tensors: Mapping[str, GgufTensor]) -> Expr:
     """A table with a row per token: the drafter's own, or the target's."""
     if owner == "own":
         return g.weight(name, g.tensors[name].shape[0], g.config.hidden)

@@ -28,6 +28,7 @@ from dflashc.compiler.models.config import (
     read_positive,
     read_rope,
 )
+from dflashc.compiler.models.tensor_list import unused_note
 from dflashc.runtime.errors import PairError
 
 MAX_BLOCK = 256
@@ -106,8 +107,7 @@ def _read(r: _Reading) -> Drafter:
     sizes, candidates = _sizes(r, version)
     found, unused = tensors.collect(gguf, sizes.layers)
     tensors.check_shapes(found, sizes)
-    if unused:
-        r.notes.append(f"tensors not used: {tensors.few(unused)}")
+    r.notes += unused_note("drafter", unused)
     offset, stored, taps_rule = _taps(r)
     windows, has_pattern = _windows(r, sizes.layers)
     causal_sliding, causal_full, causality_rule = _causality(r, version, windows, has_pattern)

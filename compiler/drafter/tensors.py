@@ -6,12 +6,10 @@ Owns which tensors each version of DFlash has. Knows nothing of metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflashc.compiler.drafter.dialects import TENSORS, UNSUPPORTED_TENSORS, tensor_aliases
 from dflashc.compiler.gguf import GgufFile, GgufTensor
-from dflashc.compiler.gguf.cursor import shown
 from dflashc.runtime.errors import PairError
 
 _GLOBAL = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
@@ -25,7 +23,6 @@ _LAYER_2 = ("attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base", "ffn_con
 _JOINT_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 BIASES = (*_JOINT_BIASES, "attn_output.bias")
 SINKS = "attn_sinks.weight"
-_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -157,9 +154,3 @@ def _layer_shapes(s: Sizes) -> dict[str, tuple[int, ...]]:
         "attn_conv_base": base, "attn_conv_proj.weight": projection,
         "ffn_conv_base": base, "ffn_conv_proj.weight": projection,
     }
-
-
-def few(names: Sequence[str]) -> str:
-    """The first names, and how many more."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(shown, names[:_SHOWN])) + more

@@ -6,7 +6,7 @@ Knows nothing of the header it was described in.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,7 @@ class GgufTensor:
     nbytes: int
     offset: int
     _file: SourceFile = field(repr=False)
+    _stored_rows: int | None = None
 
     @property
     def path(self) -> Path:
@@ -66,12 +67,21 @@ class GgufTensor:
         """prod(shape[:-1])."""
         return math.prod(self.shape[:-1])
 
+    def with_rows(self, rows: int) -> GgufTensor:
+        """The first `rows` rows of a matrix; those that the file does not have are zeros, as they are in any format."""
+        assert len(self.shape) == 2, f"{self.name} is no matrix"
+        assert self._stored_rows is None, f"{self.name} is not as in its file"
+        return replace(self, shape=(rows, self.shape[1]), nbytes=rows * (self.nbytes // self.rows),
+                       _stored_rows=self.rows)
+
     def read_rows(self, first: int, count: int) -> np.ndarray:
         """The stored bytes of some rows, uint8 `(count, row_bytes)`. Raises `GgufError` if the file was cut short."""
-        self._known_format()
+        self.known_format()
         assert 0 <= first <= first + count <= self.rows, f"rows {first} to {first + count} of {self.rows}"
-        row_bytes = self.nbytes // self.rows
-        return self._file.read(self.offset + first * row_bytes, count * row_bytes).reshape(count, row_bytes)
+        row_bytes, stored = self.nbytes // self.rows, self.rows if self._stored_rows is None else self._stored_rows
+        there = min(max(stored - first, 0), count)
+        data = self._file.read(self.offset + first * row_bytes, there * row_bytes).reshape(there, row_bytes)
+        return data if there == count else np.pad(data, ((0, count - there), (0, 0)))
 
     def data(self) -> np.ndarray:
         """All stored bytes, uint8 `(rows, row_bytes)`. Meant for small tensors: nothing is streamed."""
@@ -85,12 +95,13 @@ class GgufTensor:
 
     def dequantise(self) -> np.ndarray:
         """The values as a float32 array of `shape`. Meant for small tensors: nothing is streamed."""
-        block_format = self._known_format()
+        block_format = self.known_format()
         if self.type_name not in DECODABLE:
             raise self._error(f"is {self.type_name}, which cannot be decoded here; requantise to a supported type")
         return dequantise(block_format, self.data()).reshape(self.shape)
 
-    def _known_format(self) -> BlockFormat:
+    def known_format(self) -> BlockFormat:
+        """The tensor's format; raises `GgufError` where its type is unknown."""
         if self.format is None:
             raise self._error(
                 f"has type id {self.type_id}, which is not known here ({describe_unknown(self.type_id)}); "

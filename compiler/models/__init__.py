@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflashc.compiler.gguf import GgufFile
     from dflashc.compiler.models.config import ModelConfig
 
-_SHARED = {"config", "graph"}
+_SHARED = {"config", "graph", "relax_graph", "tensor_list"}
 
 
 def architectures() -> list[str]:
@@ -43,8 +43,15 @@ def read_model_config(gguf: GgufFile) -> ModelConfig:
     return _module(gguf).config(gguf)
 
 
+def check_model(gguf: GgufFile, config: ModelConfig) -> list[str]:
+    """Notes on a model whose tensors a build can take; raises `BuildError` or `GgufError` for one whose it cannot."""
+    from dflashc.compiler.models.tensor_list import check_model
+
+    return check_model(gguf, config, _module(gguf).layer)
+
+
 def build_graph(gguf: GgufFile, config: ModelConfig, taps: tuple[int, ...] = ()) -> tvm.IRModule:
-    """The model's Relax module, see `graph.decoder`."""
-    from dflashc.compiler.models.graph import decoder
+    """The model's Relax module, see `relax_graph.decoder`."""
+    from dflashc.compiler.models.relax_graph import decoder
 
     return decoder(gguf, config, _module(gguf).layer, taps)

@@ -11,24 +11,28 @@ from dataclasses import replace
 from dflashc.compiler.drafter import Drafter, DrafterConfig, is_drafter, normalise
 from dflashc.compiler.gguf import GgufFile, open_gguf
 from dflashc.compiler.gguf.cursor import shown
-from dflashc.compiler.models import read_model_config
+from dflashc.compiler.models import check_model, read_model_config
 from dflashc.compiler.models.config import ModelConfig
+from dflashc.compiler.models.tensor_list import check_formats
 from dflashc.compiler.pair.overrides import Overrides
 from dflashc.compiler.pair.report import PairReport
 from dflashc.compiler.pair.vocabulary import check_vocabulary
+from dflashc.compiler.tokenizer import build_tokenizer
 from dflashc.runtime.errors import PairError
 
 _PUBLISHED_FIRST_TAPS = (1, 5)
+_HEAD_UNIT = 16
 _CAUSAL = {"none": (False, False), "swa": (True, False), "all": (True, True)}
 
 
 def check(target_path: str | os.PathLike[str], drafter_path: str | os.PathLike[str],
           overrides: Overrides | None = None) -> PairReport:
-    """Check two files as a pair; see `check_pair`."""
+    """Check two files as a pair, and the target's tokenizer; see `check_pair`."""
     with open_gguf(target_path) as target_gguf, open_gguf(drafter_path) as drafter_gguf:
         check_order(target_gguf, drafter_gguf)
-        drafter = normalise(drafter_gguf)
-        return check_pair(target_gguf, read_model_config(target_gguf), drafter_gguf, drafter, overrides)
+        config = read_model_config(target_gguf)
+        build_tokenizer(target_gguf)
+        return check_pair(target_gguf, config, drafter_gguf, normalise(drafter_gguf), overrides)
 
 
 def inspect_drafter(path: str | os.PathLike[str]) -> Drafter:
@@ -52,9 +56,10 @@ def check_order(target_gguf: GgufFile, drafter_gguf: GgufFile) -> None:
 
 def check_pair(target_gguf: GgufFile, target: ModelConfig, drafter_gguf: GgufFile, drafter: Drafter,
                overrides: Overrides | None = None) -> PairReport:
-    """Check that a drafter belongs to a target.
+    """Check that a drafter belongs to a target, and that a build can take their tensors.
 
-    Reads metadata, shapes and the map of a reduced vocabulary; no weights.
+    Reads metadata, shapes and the map of a reduced vocabulary; no weights. What a build refuses after this depends on
+    its target and options.
 
     Parameters
     ----------
@@ -67,6 +72,8 @@ def check_pair(target_gguf: GgufFile, target: ModelConfig, drafter_gguf: GgufFil
     ------
     PairError
         The models do not belong together; one line with both values and what to do.
+    BuildError, GgufError
+        A tensor is missing, or of a shape or format that no target takes.
     """
     overrides = overrides or Overrides()
     check_order(target_gguf, drafter_gguf)
@@ -86,10 +93,12 @@ def check_pair(target_gguf: GgufFile, target: ModelConfig, drafter_gguf: GgufFil
     if config.context_length and config.context_length < target.context_length:
         warnings.append(f"the drafter was trained for contexts of {config.context_length} tokens, the target for "
                         f"{target.context_length}; expect fewer accepted proposals beyond")
+    notes = [*check_model(target_gguf, target), *drafter.notes]
+    _check_tensors(drafter)
     return PairReport(
         " ".join(target_gguf.get_str("general.name", default=target_gguf.paths[0].stem).split()),
         target.architecture, target.layers, target.vocabulary, config, vocabulary, mask_token, overrides,
-        drafter.notes, tuple(warnings))
+        tuple(notes), tuple(warnings))
 
 
 def resolve(c: DrafterConfig, target: ModelConfig, overrides: Overrides) -> tuple[DrafterConfig, list[str]]:
@@ -121,6 +130,15 @@ def _check_sizes(c: DrafterConfig, target: ModelConfig) -> None:
     if shared and c.hidden != target.hidden:
         raise PairError(f"the drafter of hidden size {c.hidden} has no {' and no '.join(shared)} of its own and cannot "
                         f"share the target's of {target.hidden}; use a drafter with its own tables")
+
+
+def _check_tensors(drafter: Drafter) -> None:
+    """Raise unless a build can take the drafter's tensors, whose names and shapes are already checked."""
+    size = drafter.config.head_size
+    if size % _HEAD_UNIT:
+        raise PairError(f"{drafter.path}: attention heads of {size} elements found; every target needs a multiple of "
+                        f"{_HEAD_UNIT} in a drafter")
+    check_formats(tensor for name, tensor in drafter.tensors.items() if name != "d2t")
 
 
 def _check_taps(c: DrafterConfig, target: ModelConfig) -> None:

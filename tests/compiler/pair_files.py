@@ -91,7 +91,7 @@ def drafter(version: int = 1, window: int = WINDOW) -> Content:
     with TemporaryDirectory() as folder:
         target_path, path = Path(folder) / "target.gguf", Path(folder) / "drafter.gguf"
         target().write(target_path)
-        shape = DrafterShape(drafter_body(target_path, layers=2), TAPS, 8, window, version, selector_rank=16,
+        shape = DrafterShape(drafter_body(target_path, layers=2), TAPS, 8, window, version, selector_rank=32,
                              selector_candidates=4)
         write_drafter(path, target_path, shape, Formats("F32"))
         return _read(path).with_keys({"general.version": "r1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflashc.compiler.build import BuildOptions, lower
 from dflashc.compiler.drafter import normalise
 from dflashc.compiler.gguf import open_gguf
 from dflashc.compiler.models import architectures, read_model_config
@@ -236,7 +238,7 @@ def test_padding_of_unlike_sizes_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rows", "shared"), [(USED, USED), (VOCABULARY, 300), (428, 300), (USED - 1, 0), (429, 0)])
 def test_rows_of_the_drafters_tables(rows: int, shared: int, tmp_path: Path) -> None:
     """All used tokens of the target, and not more padding than a vocabulary is rounded up by."""
-    books = {f"selector_{which}.weight": np.zeros((rows, 16)) for which in ("predecessor", "successor")}
+    books = {f"selector_{which}.weight": np.zeros((rows, 32)) for which in ("predecessor", "successor")}
     bare = drafter(2).with_keys(dict(TOKENIZER)).with_keys({"tokenizer.ggml.mask_token_id": MASK}).with_tensors(books)
     if shared:
         assert run(tmp_path, target(), bare).vocabulary == shared
@@ -285,6 +287,22 @@ def test_map_of_a_reduced_vocabulary(ids: list[int], message: str, tmp_path: Pat
 def test_more_candidates_than_tokens(tmp_path: Path) -> None:
     file = drafter(2).with_keys({"dflash.selector_top_k": 301})
     assert "takes 301 candidates of 300 tokens" in refusal(tmp_path, target(), file)
+
+
+def test_tensors_that_nothing_reads_are_said(tmp_path: Path) -> None:
+    """Once per file, safe to print; factors of the rotary embedding are read with the configuration."""
+    extra = {f"extra.{n}\x1b": np.zeros(4) for n in range(5)}
+    first = target().with_tensors({**extra, "rope_freqs.weight": np.ones(8)})
+    report = run(tmp_path, first, drafter().with_tensors({"more": np.zeros(4), "rope_freqs.weight": np.ones(8)}))
+    named = ", ".join(rf"'extra.{n}\x1b'" for n in range(3))
+    assert report.notes == (f"5 tensors of the model are not used: {named} and 2 more",
+                            "1 tensor of the drafter is not used: 'more'")
+    assert run(tmp_path, target("gemma3"), drafter(2)).notes == ()
+    with closing(lower(BuildOptions(tmp_path / "target.gguf", "cpu", tmp_path / "out"))) as alone:
+        assert alone.notes == []
+    first.write(tmp_path / "target.gguf")
+    with closing(lower(BuildOptions(tmp_path / "target.gguf", "cpu", tmp_path / "out"))) as alone:
+        assert alone.notes == [report.notes[0]]
 
 
 def test_thinking_and_context_are_warned_of(tmp_path: Path) -> None:

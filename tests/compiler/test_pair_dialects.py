@@ -58,7 +58,7 @@ def test_configuration_is_that_of_the_reference(version: int, tmp_path: Path) ->
         assert getattr(c, name) == getattr(reference, name), name
     assert (c.version, c.mask_id, c.feed_forward) == (version, reference.mask_token, 96)
     assert (c.conv_kernel_size, c.conv_group_size, c.selector_rank, c.selector_top_k) == (
-        (2, 16, 16, 4) if version == 2 else (0, 0, 0, 0))
+        (2, 16, 32, 4) if version == 2 else (0, 0, 0, 0))
     assert c.layer_windows == tuple(WINDOW if slides else 0 for slides in reference.sliding) == (WINDOW, 0)
     assert (c.target_hidden, c.embedding, c.head, c.embedding_scale) == (HIDDEN, "shared", "shared", 1)
     assert (c.vocabulary, c.draft_vocabulary) == (VOCABULARY if version == 2 else 0, 0)
@@ -192,7 +192,7 @@ def test_ids_from_zero_win(tmp_path: Path) -> None:
 
 def test_unused_tensors_are_named(tmp_path: Path) -> None:
     got = read(drafter().with_tensors({"blk.7.extra\n.weight": np.zeros(4)}), tmp_path)
-    assert got.notes == (r"tensors not used: 'blk.7.extra\n.weight'",)
+    assert got.notes == (r"1 tensor of the drafter is not used: 'blk.7.extra\n.weight'",)
     assert got.tensors.keys() == drafter().tensors.keys()
 
 
@@ -288,7 +288,7 @@ def test_fusion_must_fit_the_taps(tmp_path: Path) -> None:
 
 
 def test_codebooks_of_unlike_rows(tmp_path: Path) -> None:
-    file = drafter(2).with_tensors({"selector_successor.weight": np.zeros((299, 16))})
+    file = drafter(2).with_tensors({"selector_successor.weight": np.zeros((299, 32))})
     assert "selector_predecessor.weight 300, selector_successor.weight 299" in refusal(file, tmp_path)
 
 

@@ -9,7 +9,7 @@ from dflashc.compiler.pair import Overrides
 from dflashc.recipes.counting import successor, write_counting_drafter, write_counting_target
 from dflashc.recipes.drafter import DrafterShape, drafter_body, drafter_tensors, write_drafter, write_drafter_of
 from dflashc.recipes.target import TargetShape, write_target
-from dflashc.recipes.tensors import Formats
+from dflashc.recipes.tensors import Formats, Tensor
 
 WINDOW = 24
 _TARGET = TargetShape("qwen3", 3, 128, 4, 2, 64, 128, 300, context_length=4096)
@@ -55,7 +55,8 @@ def random_pairs(folder: Path, default: str) -> dict[str, Files]:
 
     Both versions with a window in every layer, version 1 without, and its weights in version 2 with convolutions that
     change nothing and a selector without a say ("identity"); version 1 with biases, sinks and a reduced vocabulary
-    ("biased"), version 2 with the last alone ("reduced").
+    ("biased"), version 2 with the last alone ("reduced"); both with tables of their own that are padded otherwise than
+    the target's ("short", "padded").
     """
     target = folder / "random.gguf"
     write_target(target, _TARGET, Formats(default))
@@ -65,14 +66,24 @@ def random_pairs(folder: Path, default: str) -> dict[str, Files]:
         for version in (1, 2)},
         "biased": replace(full, sliding_window=WINDOW, bias=True, sinks=True, draft_vocabulary=100),
         "reduced": replace(full, version=2, draft_vocabulary=100)}
-    drafters = {name: folder / f"{name}-drafter.gguf" for name in (*shapes, "identity")}
+    drafters = {name: folder / f"{name}-drafter.gguf" for name in (*shapes, "identity", "short", "padded")}
     for name, shape in shapes.items():
         write_drafter(drafters[name], target, shape, _formats(default, shape.version))
     shape = replace(full, version=2)
     silent = ("conv_base", "conv_proj", "selector_predecessor", "selector_successor")
     tensors = [replace(t, deviation=0.0) if t.role.endswith(silent) else t for t in drafter_tensors(shape)]
     write_drafter_of(drafters["identity"], target, shape, tensors, _formats(default, 2))
+    write_drafter_of(drafters["short"], target, full, _with_tables(full, 280, "token_embd"), _formats(default, 1))
+    write_drafter_of(drafters["padded"], target, shape, _with_tables(shape, 340, "token_embd", "output"),
+                     _formats(default, 2))
     return {"random-alone": Files(target)} | {name: Files(target, path) for name, path in drafters.items()}
+
+
+def _with_tables(shape: DrafterShape, rows: int, *names: str) -> list[Tensor]:
+    """The tensors of a drafter whose tables have `rows` rows."""
+    body = replace(shape.body, vocabulary=rows)
+    own = [Tensor(f"{name}.weight", (rows, body.hidden), body.hidden**-0.5) for name in names]
+    return [*own, *drafter_tensors(replace(shape, body=body))]
 
 
 def pycode_pairs(folder: Path, quantisation: str) -> dict[str, Files]:

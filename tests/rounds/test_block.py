@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflashc.runtime.artefact import load_artefact
 from dflashc.runtime.session import Session
 from tests.reference.config import read_drafter
 from tests.rounds.building import Workshop
@@ -99,7 +100,18 @@ def test_a_reduced_vocabulary_proposes_its_tokens_alone(name: str, workshop: Wor
     assert max(proposals) >= len(tokens)
 
 
-@pytest.mark.parametrize("name", ["random", "biased", *WINDOWED])
+@pytest.mark.parametrize(("name", "embedding", "head"), [("short", 300, 280), ("padded", 340, 300)])
+def test_tables_of_another_size_are_fitted_to_the_target(name: str, embedding: int, head: int,
+                                                         workshop: Workshop) -> None:
+    """There is a row for whatever the target chooses, and none that it does not know is proposed."""
+    rows = {w.name: w.rows for w in load_artefact(workshop.artefact(name)).manifest.weights}
+    assert (rows["drafter.token_embd.weight"], rows["drafter.output.weight"]) == (embedding, head)
+    session = after(workshop.session(name), TEXT[:50])
+    lacking = name == "short"  # whose anchors beyond its rows are all zeros
+    assert (block(session, 299, 15) == block(session, 298, 15)) is lacking
+
+
+@pytest.mark.parametrize("name", ["random", "biased", "short", "padded", *WINDOWED])
 def test_blocks_of_the_reference(name: str, workshop: Workshop) -> None:
     """On contexts shorter and longer than the window, within what activations that round otherwise to int8 make."""
     check_blocks(workshop, name, 0.04)

@@ -19,7 +19,8 @@ from tests.rounds.running import MIXED, WIDTHS, afresh, generate
 TARGET_OF = {
     **dict.fromkeys(("pycode-v1", "pycode-v2", "pycode-v1-whole", "pycode-v2-whole"), "pycode"),
     **dict.fromkeys(("oracle-v1", "oracle-v2", "blind"), "counting"),
-    **dict.fromkeys(("random", "windowed-v1", "windowed-v2", "biased", "reduced", "identity"), "random-alone"),
+    **dict.fromkeys(("random", "windowed-v1", "windowed-v2", "biased", "reduced", "short", "padded", "identity"),
+                    "random-alone"),
 }
 PAIRS = sorted(TARGET_OF)
 SAMPLERS = {

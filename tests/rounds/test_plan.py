@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dflashc.compiler.build import BuildOptions, Lowered, lower
@@ -18,7 +17,7 @@ from dflashc.recipes.drafter import DrafterShape, drafter_body, write_drafter
 from dflashc.recipes.target import TargetShape, write_target
 from dflashc.recipes.tensors import Formats
 from dflashc.runtime.plan import Plan
-from tests.compiler.pair_files import Content, dialects, target
+from tests.compiler.pair_files import dialects, target
 
 ROWS = (1, 2, 8, 16, 64, 256)
 
@@ -30,21 +29,13 @@ def stored(lowered: Lowered, path: Path) -> bytes:
     return path.read_bytes()
 
 
-def of_rank_32(content: Content) -> Content:
-    """With twice the rank of the selector, which the CPU can pack, in any dialect."""
-    ranks = {key: 32 for key in content.keys if key.endswith("selector_rank")}
-    return content.with_keys(ranks).with_tensors({
-        name: np.tile(values, (2, 1) if len(values) == 16 else (1, 2))
-        for name, values in content.tensors.items() if "selector" in name})
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_dialect_becomes_the_same(version: int, tmp_path: Path) -> None:
     """The same plan, the same kernels, the same weights to the bit."""
     model = target().write(tmp_path / "target.gguf")
     made = []
     for name, content in dialects(version).items():
-        drafter = of_rank_32(content).write(tmp_path / f"{name}.gguf")
+        drafter = content.write(tmp_path / f"{name}.gguf")
         with closing(lower(BuildOptions(model, "cpu", tmp_path / "none", drafter))) as lowered:
             made.append((lowered.plan, lowered.requests, stored(lowered, tmp_path / "weights.bin")))
     assert len(made) >= 5

@@ -39,7 +39,7 @@ def write_pair(folder: Path, width: int = 64, layers: int = 2, version: int = 1,
     shape = TargetShape("qwen3", 3, width, 4, 2, width // 4, 2 * width, 300, context_length=CAPACITY,
                         weight_scale=0.05 if copying else 1.0)
     write_target(paths[0], shape, FileFormats("F32"))
-    drafter = DrafterShape(drafter_body(paths[0], layers), (0, 1), 8, version=version, selector_rank=16,
+    drafter = DrafterShape(drafter_body(paths[0], layers), (0, 1), 8, version=version, selector_rank=32,
                            selector_candidates=4)
     write_drafter(paths[1], paths[0], drafter, FileFormats("F32"), copying=copying)
     return paths
