@@ -16,11 +16,9 @@ from dflashc.targets.gpu.kernels import argmax, gated, matmul
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.row_groups import ROWS
 from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
-from dflashc.targets.gpu.rules_layers import layer_rules
+from dflashc.targets.gpu.rules_layers import ACTIVATIONS, layer_rules
 from dflashc.targets.gpu.rules_rounds import round_rules
 from dflashc.targets.gpu.traits import Traits
-
-_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 
 
 def make_rules(traits: Traits) -> dict[str, Rule]:
@@ -60,7 +58,7 @@ def _gated_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
     if form != "f32" and weight.rows % ROWS:
         raise BuildError(f"{weight.name} has {weight.rows} rows; GPU targets need a multiple of {ROWS} in gated layers")
     rows = rows_of_pass(c.rows)
-    c.launch(request(gated.gated_matmul, weight.format, rows, _ACTIVATIONS[op.scalar(act)], form), weight.name,
+    c.launch(request(gated.gated_matmul, weight.format, rows, ACTIVATIONS[op.scalar(act)], form), weight.name,
              Units(matmul.units(c.rows, weight.rows, rows)),
              [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), weight.columns, weight.rows],
              bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns)

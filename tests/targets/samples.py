@@ -1,5 +1,7 @@
 """Random weights in every GGUF type, and activations quantised by their formula, for tests of kernels."""
 
+from collections.abc import Sequence
+
 import gguf
 import numpy as np
 
@@ -65,3 +67,20 @@ def values_of(buffers: list[np.ndarray], form: str) -> np.ndarray:
 def empty_form(form: str, rows: int, columns: int) -> list[np.ndarray]:
     """Zeroed buffers of `form`."""
     return [np.zeros_like(b) for b in quantise(np.zeros((rows, columns), np.float32), form)]
+
+
+def assert_stands_for(buffers: list[np.ndarray], form: str, expected: np.ndarray) -> None:
+    """The buffers of `form` are the quantisation of values close to `expected` float64 (M, N)."""
+    if form == "f32":
+        np.testing.assert_allclose(buffers[0], expected, atol=4e-6 * np.abs(expected).max(), rtol=0)
+        return
+    assert_nearly_same_codes(buffers, quantise(expected.astype(np.float32), form))
+
+
+def assert_nearly_same_codes(buffers: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> None:
+    """Codes, scales and sums equal others, but that a value next to a rounding boundary may fall on its other side."""
+    codes, scale, sums = buffers
+    np.testing.assert_allclose(scale, reference[1], rtol=1e-4)
+    assert np.abs(codes.astype(int) - reference[0]).max() <= 1
+    assert (codes != reference[0]).sum() <= 1 + codes.size // 100
+    np.testing.assert_array_equal(sums, codes.reshape(*sums.shape, -1).sum(axis=-1))

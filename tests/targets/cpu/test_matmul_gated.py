@@ -34,21 +34,6 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Library(request.param, requests, tmp_path_factory.mktemp("gated"))
 
 
-def assert_stands_for(buffers: list[np.ndarray], form: str, expected: np.ndarray) -> None:
-    """The stored form is the quantisation of values close to `expected` float64 (M, N)."""
-    largest = np.abs(expected).max()
-    if form == "f32":
-        np.testing.assert_allclose(buffers[0], expected, atol=4e-6 * largest, rtol=0)
-        return
-    reference = samples.quantise(expected.astype(np.float32), form)
-    np.testing.assert_allclose(buffers[1], reference[1], rtol=1e-4)
-    # a value next to a rounding boundary may fall on its other side
-    assert np.abs(buffers[0].astype(int) - reference[0]).max() <= 1
-    assert np.mean(buffers[0] != reference[0]) < 0.01
-    sums = buffers[0].reshape(*buffers[2].shape, -1).sum(axis=-1)
-    np.testing.assert_array_equal(buffers[2], sums)
-
-
 @pytest.mark.parametrize(("type_name", "activation", "form"), FUSED)
 def test_fused(library: Library, type_name: str, activation: str, form: str) -> None:
     rng = np.random.default_rng(5)
@@ -67,7 +52,7 @@ def test_fused(library: Library, type_name: str, activation: str, form: str) -> 
         return outputs
 
     whole = run(None)
-    assert_stands_for(whole, form, FUNCTIONS[activation](gates) * ups)
+    samples.assert_stands_for(whole, form, FUNCTIONS[activation](gates) * ups)
     for rows in (ROWS if library.traits.name == LEVEL_NAMES[0] else [5]):
         if rows is not None:
             for part, buffer in zip(run(rows), whole, strict=True):
@@ -84,4 +69,4 @@ def test_alone(library: Library, activation: str, form: str, columns: int) -> No
     outputs = samples.empty_form(form, 3, columns)
     library.run(f"gated_{activation}_{form}", [gate_up, *outputs, columns], 3 * -(-columns // GATED_UNIT))
     gates, ups = gate_up[:, :columns].astype(np.float64), gate_up[:, columns:]
-    assert_stands_for(outputs, form, FUNCTIONS[activation](gates) * ups)
+    samples.assert_stands_for(outputs, form, FUNCTIONS[activation](gates) * ups)

@@ -78,10 +78,9 @@ class Sequence(Tokens):
         return ran[-len(outputs):]
 
     def verify(self, first: int, rows: int, form: str = "f32", block: bool = False) -> list[np.ndarray]:
-        """Rows [first, first + rows) in one program of up to 16 rows; the buffers of `form`, codes as words."""
+        """Rows [first, first + rows) in one program of up to 16 rows; the buffers of `form`."""
         partial = self._attention(first, rows, rows, 0, rows, block)
-        outputs = [b.view(np.int32) if b.dtype == np.int8 else b
-                   for b in samples.empty_form(form, rows, self.shape.heads * self.shape.size)]
+        outputs = samples.empty_form(form, rows, self.shape.heads * self.shape.size)
         return self._merge(partial, outputs, form, rows, 0, rows, block)
 
     def prefill(self, first: int, rows: int, at_once: int) -> np.ndarray:

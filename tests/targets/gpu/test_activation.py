@@ -16,31 +16,6 @@ TRAITS = Traits("vulkan", "generic")
 FORMS = ["f32", "q8_32s"]
 
 
-def buffers_of(form: str, rows: int, columns: int) -> list[np.ndarray]:
-    """Zeroed buffers of a form as kernels take them: codes as words of four."""
-    return [b.view(np.int32) if b.dtype == np.int8 else b for b in samples.empty_form(form, rows, columns)]
-
-
-def as_form(buffers: list[np.ndarray]) -> list[np.ndarray]:
-    """What `samples.quantise` gives: codes as bytes."""
-    return [buffers[0].view(np.int8), *buffers[1:]] if len(buffers) > 1 else buffers
-
-
-def assert_stands_for(buffers: list[np.ndarray], form: str, expected: np.ndarray) -> None:
-    """The stored form is the quantisation of values close to `expected` float64 (M, N)."""
-    largest = np.abs(expected).max()
-    if form == "f32":
-        np.testing.assert_allclose(buffers[0], expected, atol=4e-6 * largest, rtol=0)
-        return
-    codes, scales, sums = as_form(buffers)
-    reference = samples.quantise(expected.astype(np.float32), form)
-    np.testing.assert_allclose(scales, reference[1], rtol=1e-4)
-    # a value next to a rounding boundary may fall on its other side
-    assert np.abs(codes.astype(int) - reference[0]).max() <= 1
-    assert np.mean(codes != reference[0]) < 0.01
-    np.testing.assert_array_equal(sums, codes.reshape(*sums.shape, 16).sum(axis=-1))
-
-
 def apply_function(traits: Traits, name: str) -> Kernel:
     """output[i] = f(input[i]); workgroup = 64 elements."""
     k = KernelBuilder(f"apply_{name}", traits)
@@ -79,7 +54,7 @@ def test_taps_lie_side_by_side(form: str, rows: int) -> None:
     values[0, 2, :8] = [127, 0.5, 1.5, -0.5, -1.5, 126.5, -126.5, 2.5]  # ties where the scale is 1: half to even
     values[0, 2, 8:32] = 0
     values[0, 2, 32:64] = 1e-40  # too small for its inverse: zeros
-    outputs = buffers_of(form, rows, taps * columns)
+    outputs = samples.empty_form(form, rows, taps * columns)
     for tap in (2, 0, 1):
         source = np.ascontiguousarray(values[:, tap])
         _, *outputs = run_kernel(quantise(TRAITS, form), [source, *outputs, columns, taps * columns, tap * columns],
@@ -87,18 +62,18 @@ def test_taps_lie_side_by_side(form: str, rows: int) -> None:
     expected = values.copy()
     if form != "f32":
         expected[0, 2, 32:64] = 0
-    for found, reference in zip(as_form(outputs), samples.quantise(expected.reshape(rows, -1), form), strict=True):
+    for found, reference in zip(outputs, samples.quantise(expected.reshape(rows, -1), form), strict=True):
         np.testing.assert_array_equal(found, reference)
 
 
 @pytest.mark.parametrize(("activation", "form", "columns"), [("silu", "f32", 352), ("gelu", "q8_32s", 1120)])
 def test_gated(activation: str, form: str, columns: int) -> None:
     gate_up = np.random.default_rng(6).standard_normal((5, 2 * columns)).astype(np.float32) * 3
-    _, *outputs = run_kernel(gated(TRAITS, activation, form), [gate_up, *buffers_of(form, 5, columns), columns],
+    _, *outputs = run_kernel(gated(TRAITS, activation, form), [gate_up, *samples.empty_form(form, 5, columns), columns],
                              5 * spans(columns))
     gates, ups = gate_up[:, :columns].astype(np.float64), gate_up[:, columns:]
     function = {"silu": functions.silu, "gelu": functions.gelu_tanh}[activation]
-    assert_stands_for(outputs, form, function(gates) * ups)
+    samples.assert_stands_for(outputs, form, function(gates) * ups)
 
 
 def test_scale_and_softcap() -> None:

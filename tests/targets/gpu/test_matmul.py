@@ -131,25 +131,14 @@ def test_gated(type_name: str, activation: str, form: str) -> None:
     expected = GATES[activation](gate.expected()) * up.expected()[:, :outputs]
     results = {}
     for rows, compiled in ((32, 16), (3, 3)):
-        buffers = [np.zeros((rows, outputs), np.float32)] if form == "f32" else [
-            np.zeros((rows, outputs // 4), np.int32), np.zeros((rows, outputs // 32), np.float32),
-            np.zeros((rows, outputs // 16), np.int32)]
+        buffers = samples.empty_form(form, rows, outputs)
         ran = run_kernel(gated_matmul(TRAITS, gate.layout.name, compiled, activation, form),
                          [*gate.operands(rows), gate.packed, up.packed, *buffers, COLUMNS, outputs],
                          units(rows, outputs, compiled))
         results[rows] = ran[-len(buffers):]
     for many, few in zip(results[32], results[3], strict=True):
         np.testing.assert_array_equal(many[:3], few)
-    if form == "f32":
-        np.testing.assert_allclose(results[32][0], expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
-        return
-    codes, scale, sums = results[32]
-    reference = samples.quantise(expected.astype(np.float32), form)
-    np.testing.assert_allclose(scale, reference[1], rtol=1e-4)
-    found = codes.view(np.int8)
-    assert np.abs(found.astype(int) - reference[0]).max() <= 1  # next to a rounding boundary
-    assert np.mean(found != reference[0]) < 0.01
-    np.testing.assert_array_equal(sums, found.reshape(*sums.shape, 16).sum(axis=-1))
+    samples.assert_stands_for(results[32], form, expected)
 
 
 def test_every_format_is_tested() -> None:
