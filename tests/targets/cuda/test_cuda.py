@@ -10,9 +10,11 @@ from dflashc.targets.cuda.cubin import read_cubin
 from dflashc.targets.cuda.source import PRELUDE, kernel_source
 from dflashc.targets.gpu.traits import Traits
 from tests.targets.gpu import small_kernels
+from tests.targets.gpu.building import require_toolchain
 
 
 def compile_small(arch: str) -> nvrtc.Compiled:
+    require_toolchain("cuda-sm89")
     traits = Traits("cuda", arch)
     return nvrtc.compile_source(PRELUDE + kernel_source(arch, [b(traits) for b in small_kernels.ALL]), arch)
 
@@ -39,6 +41,7 @@ def test_constants_are_exact() -> None:
 
 
 def test_a_refused_source_is_one_line() -> None:
+    require_toolchain("cuda-sm89")
     with pytest.raises(TargetError, match=r"NVRTC refused the kernels for sm_89: .*error.*undefined") as error:
         nvrtc.compile_source("__global__ void f() { x = 1; }", "sm_89")
     assert "\n" not in str(error.value)

@@ -15,12 +15,14 @@ from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.registry import find_target, target_names
 from dflashc.targets.requests import KernelRequest
 from tests.targets.gpu import small_kernels
+from tests.targets.gpu.building import require_toolchain
 
 TARGETS = ["vulkan", "vulkan-gfx1151", "cuda-sm89", "rocm-gfx1151", "rocm-gfx1100"]
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_kernels_are_listed_as_launches_call_them(name: str, tmp_path: Path) -> None:
+    require_toolchain(name)
     target, done = find_target(name), []
     need = target.compile([*small_kernels.REQUESTS, small_kernels.REQUESTS[0]], tmp_path, done.append)
     listing = json.loads((tmp_path / GPU_KERNELS).read_text())

@@ -11,9 +11,11 @@ from dflashc.targets.rocm import toolchain
 from dflashc.targets.rocm.code_object import read_code_object
 from dflashc.targets.rocm.ir import kernel_ir
 from tests.targets.gpu import small_kernels
+from tests.targets.gpu.building import require_toolchain
 
 
 def compile_small(arch: str) -> bytes:
+    require_toolchain(f"rocm-{arch}")
     traits = Traits("rocm", arch)
     return toolchain.compile_modules(arch, [kernel_ir(arch, b(traits)) for b in small_kernels.ALL])
 
@@ -66,6 +68,7 @@ def test_missing_tools_are_named_with_how_to_get_them(monkeypatch: pytest.Monkey
 
 
 def test_refusals_are_one_line() -> None:
+    require_toolchain("rocm-gfx1151")
     for text, tool in (("nonsense", "LLVM refused"), (ir(small_kernels.scale).replace("ret void", ""), "LLVM refused")):
         with pytest.raises(TargetError, match=tool) as error:
             toolchain.compile_modules("gfx1151", [text])

@@ -10,6 +10,7 @@ from dflashc.targets.vulkan.spirv import Instruction, instructions, required_fea
 from dflashc.targets.vulkan.target import compile_kernels, shader_source
 from dflashc.targets.vulkan.toolchain import tool
 from tests.targets.gpu import small_kernels
+from tests.targets.gpu.building import require_toolchain
 
 FADD, FMUL, LESS, CONVERT, STORE, DECORATE, CAPABILITY = 129, 133, 184, 115, 62, 71, 17
 NO_CONTRACTION, ROUNDING = 42, 39
@@ -24,6 +25,7 @@ FEATURES = {
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, bytes]:
+    require_toolchain("vulkan")
     kernels = compile_kernels(Traits("vulkan", "gfx1151"), small_kernels.REQUESTS)
     return {k.kernel.symbol: k.code for k in kernels}
 
@@ -50,6 +52,7 @@ def test_stored_halves_are_rounded_to_even(compiled: dict[str, bytes]) -> None:
 
 
 def test_marking_twice_or_nothing_changes_nothing_else(tmp_path: Path) -> None:
+    require_toolchain("vulkan")
     traits = Traits("vulkan", "generic")
     (tmp_path / "a.comp").write_text(shader_source(traits, small_kernels.scale(traits)))
     module, shader = str(tmp_path / "a.spv"), str(tmp_path / "a.comp")

@@ -7,6 +7,7 @@ import pytest
 
 from dflashc.runtime.errors import TargetError
 from dflashc.targets.vulkan import toolchain
+from tests.targets.gpu.building import require_toolchain
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def test_packages_are_found_with_their_libraries(no_tools: Path) -> None:
 
 
 def test_a_refused_shader_is_one_line(tmp_path: Path) -> None:
+    require_toolchain("vulkan")
     with pytest.raises(TargetError, match=r"glslangValidator failed: ERROR.*undeclared") as error:
         toolchain.compile_shader("#version 460\nvoid main() { x = 1; }\n", tmp_path, "bad")
     assert "\n" not in str(error.value)

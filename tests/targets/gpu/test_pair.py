@@ -1,0 +1,47 @@
+"""Every kernel of the shipped pair, for every kind of GPU: compiled, and kept in registers."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dflashc.compiler.build import BuildOptions, lower
+from dflashc.runtime.artefact import GPU_CODE
+from dflashc.runtime.manifest import Requirements
+from dflashc.targets.cuda.cubin import read_cubin
+from dflashc.targets.registry import find_target
+from dflashc.targets.rocm.code_object import read_code_object
+from tests.targets.gpu.building import require_toolchain
+from tests.targets.vulkan import radv
+
+pytestmark = pytest.mark.slow
+
+
+def compile_pair(target: str, model: Path, folder: Path) -> Requirements:
+    require_toolchain(target)
+    drafter = model.with_name("pycode-3m-dflash2-q8_0.gguf")
+    with closing(lower(BuildOptions(model, target, folder, drafter))) as lowered:
+        return find_target(target).compile(list(lowered.requests.values()), folder, lambda done: None)
+
+
+def test_cuda(pycode_model: Path, tmp_path: Path) -> None:
+    compile_pair("cuda-sm89", pycode_model, tmp_path)
+    records = read_cubin((tmp_path / GPU_CODE).read_bytes())
+    assert {name: r.stack for name, r in records.items() if r.stack} == {}
+
+
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1151"])
+def test_rocm(arch: str, pycode_model: Path, tmp_path: Path) -> None:
+    compile_pair(f"rocm-{arch}", pycode_model, tmp_path)
+    found = read_code_object((tmp_path / GPU_CODE).read_bytes())
+    assert found.target == arch
+    assert {k.name: (k.spills, k.private_bytes) for k in found.kernels.values() if k.spills or k.private_bytes} == {}
+
+
+def test_vulkan_on_amds_compiler(pycode_model: Path, tmp_path: Path) -> None:
+    """Each module has passed spirv-val, or there would be none."""
+    need = compile_pair("vulkan-gfx1151", pycode_model, tmp_path)
+    if not radv.ICD.exists():
+        pytest.skip(f"{radv.ICD} is missing (Debian: mesa-vulkan-drivers)")
+    spilled = radv.spilled_registers(tmp_path, list(need.features))
+    assert {name: registers for name, registers in spilled.items() if registers} == {}
