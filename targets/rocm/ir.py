@@ -37,7 +37,7 @@ def kernel_ir(arch: str, kernel: Kernel) -> str:
         target = tvm.target.Target({"kind": "rocm", "mcpu": arch, "mtriple": _TVM_TRIPLE, "thread_warp_size": 32,
                                     "max_num_threads": 256, "max_threads_per_block": 256,
                                     "max_shared_memory_per_block": 65536})
-        function = _with_fences(lower(kernel, target, _spelling))
+        function = _with_cells(_with_fences(lower(kernel, target, _spelling)))
         module = tvm.get_global_func("target.build.rocm")(tvm.IRModule({kernel.name: function}), target)
         text: str = module.inspect_source("hip")
     return _corrected(text, kernel)
@@ -64,6 +64,26 @@ def _with_fences(function: Any) -> Any:
         return tirx.SeqStmt([before, x, after])
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Evaluate, fenced)))
+
+
+def _with_cells(function: Any) -> Any:
+    """Every named scalar through a local buffer, which LLVM makes a register again.
+
+    TVM's LLVM code generator otherwise puts what a name stands for in its place, to know its bounds, and again in what
+    it finds there: it hangs at names that stand for names.
+    """
+    import tvm_ffi
+    from tvm import tirx
+
+    def stored(x: Any) -> Any:
+        dtype = str(x.var.ty.dtype) if hasattr(x.var.ty, "dtype") else ""
+        if not dtype or "x" in dtype or type(x.value).__name__ in ("Var", "IntImm", "TensorLoad"):
+            return x
+        cell, zero = tirx.decl_buffer((1,), dtype, scope="local"), tirx.const(0, "int32")
+        load = tirx.BufferLoad(cell, [zero])
+        return tirx.SeqStmt([tirx.AllocBuffer(cell), tirx.BufferStore(cell, x.value, [zero]), tirx.Bind(x.var, load)])
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Bind, stored)))
 
 
 def _corrected(text: str, kernel: Kernel) -> str:

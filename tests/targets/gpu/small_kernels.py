@@ -160,5 +160,16 @@ def exchange(traits: Traits) -> Kernel:
     return k.kernel
 
 
-ALL = (scale, block_sum, dot_rows, halves, wide, small_integers, control, floats, exchange)
+def names(traits: Traits) -> Kernel:
+    """y[i] after 40 steps of v -> v / 2 + i where v > i, else 2 v + 1, each a name that stands for the one before."""
+    k = KernelBuilder("names", traits)
+    with k.build([("y", "int32")]) as (y,), k.workgroups(THREADS) as (group, thread):
+        value = bind(group * THREADS + thread)
+        for _ in range(40):
+            value = bind(select(value > thread, tirx.truncdiv(value, i32(2)) + thread, value * 2 + 1))
+        store(y, group * THREADS + thread, value)
+    return k.kernel
+
+
+ALL = (scale, block_sum, dot_rows, halves, wide, small_integers, control, floats, exchange, names)
 REQUESTS = [KernelRequest(builder.__name__, builder, ()) for builder in ALL]

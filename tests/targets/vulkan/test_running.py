@@ -110,3 +110,12 @@ def test_threads_see_after_a_barrier_what_others_stored_before():
     x, y = np.zeros((2, COUNT), np.int32)
     x, _ = run_kernel(kernels.exchange(GENERIC), [x, y, 1000], GROUPS)
     assert np.array_equal(x.reshape(GROUPS, -1), 1000 + np.arange(COUNT).reshape(GROUPS, -1)[:, ::-1])
+
+
+def test_names_that_stand_for_names():
+    (y,) = run_kernel(kernels.names(GENERIC), [np.zeros(COUNT, np.int32)], GROUPS)
+    value = np.arange(COUNT)
+    for _ in range(40):
+        value = np.where(value > np.arange(COUNT) % kernels.THREADS, value // 2 + np.arange(COUNT) % kernels.THREADS,
+                         2 * value + 1)
+    assert np.array_equal(y, value)

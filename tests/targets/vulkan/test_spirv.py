@@ -19,7 +19,7 @@ FEATURES = {
     "scale": {FLOATS}, "block_sum": {FLOATS}, "dot_rows": {"VK_KHR_shader_integer_dot_product"},
     "halves": {FLOATS, "storageBuffer16BitAccess"},
     "wide": {"shaderFloat64", "shaderInt64"}, "small_integers": {"storageBuffer16BitAccess", "storageBuffer8BitAccess"},
-    "control": set(), "floats": {FLOATS}, "exchange": set(),
+    "control": set(), "floats": {FLOATS}, "exchange": set(), "names": set(),
 }
 
 
