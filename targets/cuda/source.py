@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dflashc.runtime.errors import TargetError
@@ -41,10 +42,25 @@ struct half {
 """
 
 _FIRST_KERNEL = 'extern "C" __global__'
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)\(")
+_RESIDENT_THREADS = 512
+
+
+def translation_unit(sources: Sequence[str], spilled: Collection[str] = ()) -> str:
+    """Kernels under the prelude.
+
+    512 threads of a multiprocessor find registers, 128 each: left alone, ptxas keeps more threads resident and spills
+    for it. Kernels that are named as `spilled` may have twice as many.
+    """
+    def bounds(m: re.Match[str]) -> str:
+        blocks = 1 if m[2] in spilled else max(1, _RESIDENT_THREADS // int(m[1]))
+        return f"__launch_bounds__({m[1]}, {blocks}) {m[2]}("
+
+    return PRELUDE + "".join(_LAUNCH_BOUNDS.sub(bounds, source) for source in sources)
 
 
 def kernel_source(arch: str, kernels: Sequence[Kernel]) -> str:
-    """The kernels in CUDA C++, without the prelude."""
+    """The kernels in CUDA C++, for `translation_unit`."""
     import tvm
 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})

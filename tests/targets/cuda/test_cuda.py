@@ -7,7 +7,7 @@ import pytest
 from dflashc.runtime.errors import TargetError
 from dflashc.targets.cuda import nvrtc
 from dflashc.targets.cuda.cubin import read_cubin
-from dflashc.targets.cuda.source import PRELUDE, kernel_source
+from dflashc.targets.cuda.source import kernel_source, translation_unit
 from dflashc.targets.gpu.traits import Traits
 from tests.targets.gpu import small_kernels
 from tests.targets.gpu.building import require_toolchain
@@ -16,7 +16,7 @@ from tests.targets.gpu.building import require_toolchain
 def compile_small(arch: str) -> nvrtc.Compiled:
     require_toolchain("cuda-sm89")
     traits = Traits("cuda", arch)
-    return nvrtc.compile_source(PRELUDE + kernel_source(arch, [b(traits) for b in small_kernels.ALL]), arch)
+    return nvrtc.compile_source(translation_unit([kernel_source(arch, [b(traits) for b in small_kernels.ALL])]), arch)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_89", "sm_120"])
@@ -33,6 +33,12 @@ def test_only_what_is_written_as_fma_is_fused() -> None:
     assert len(re.findall(r"\bfma\.rn\.f32", ptx)) == 1
     assert len(re.findall(r"\bdp4a\.s32\.s32", ptx)) == 4
     assert "fma.rn.f64" not in ptx
+
+
+def test_kernels_that_spilled_may_have_more_registers() -> None:
+    source = kernel_source("sm_89", [small_kernels.scale(Traits("cuda", "sm_89"))])
+    assert "__launch_bounds__(64, 8) scale(" in translation_unit([source])
+    assert "__launch_bounds__(64, 1) scale(" in translation_unit([source], {"scale"})
 
 
 def test_constants_are_exact() -> None:
