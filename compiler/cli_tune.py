@@ -17,6 +17,7 @@ from dflashc.runtime import tuning
 from dflashc.runtime.acceptance import expected_tokens
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.generate import Model, load
+from dflashc.runtime.kernel_choice import Trial, choices_of, time_kernels
 from dflashc.runtime.measuring import depths_up_to, measure_acceptance, measure_costs
 from dflashc.runtime.prompts import load_prompts
 
@@ -59,11 +60,11 @@ def tune(options: TuneOptions) -> None:
 
         check_plot(options.plot)
     with load(options.artefact, options.threads, options.gpu, options.allow_ptx) as model:
-        if not model.artefact.manifest.drafter:
+        if not model.artefact.manifest.drafter and not choices_of(model.artefact.plan):
             raise RequestError(f"{options.artefact} has no drafter, so there is no width to tune; build with --drafter")
         for note in model.device.notes:
             print(f"dflashc: note: {note}", file=sys.stderr)
-        record, spread = _measure(model, options)
+        record, spread, trials = _measure(model, options)
         folder = tuning.artefact_folder(model.artefact) if options.in_artefact else tuning.cache_folder()
         path = tuning.save(record, folder)
     if options.plot is not None:
@@ -74,25 +75,31 @@ def tune(options: TuneOptions) -> None:
         document = {"path": str(path), "spread": spread, **record.to_json()}
         print(json.dumps(document | {"choices": [vars(c) for c in best_choices(record)]}, indent=1))
         return
-    show([*cost_tables(record), acceptance_table(record), choice_table(record)])
+    show([kernel_table(trials), *cost_tables(record), acceptance_table(record), choice_table(record)])
     if spread > BUSY:
         print(f"note: times of one and the same round lie {spread:.2f} times apart (quartiles); the machine was busy, "
               "tune again when it is not")
     print(f"stored in {path}")
 
 
-def _measure(model: Model, options: TuneOptions) -> tuple[tuning.Record, float]:
+def _measure(model: Model, options: TuneOptions) -> tuple[tuning.Record, float, list[Trial]]:
+    """Kernels first, since rounds cost what they cost with the best ones."""
     most = model.artefact.plan.max_context
-    session = model.generator(model.choose_context(most if options.context is None else options.context)).session
     heard = _heard if sys.stderr.isatty() else lambda what, done, total: None
+    trials = time_kernels(model.artefact, model.device, heard)
+    kernels = {trial.choice: trial.best for trial in trials}
+    model.artefact = tuning.with_kernels(model.artefact, kernels)
+    session = model.generator(model.choose_context(most if options.context is None else options.context)).session
     costs = measure_costs(session, depths_up_to(session.context, session.most_width), options.seconds, heard)
-    prompts = {kind: [_encode(model, kind, text) for text in texts] for kind, texts in load_prompts().items()}
-    acceptance = measure_acceptance(session, prompts, options.tokens, options.seconds,
-                                    model.tokenizer.end_of_generation_ids, heard)
+    acceptance = {}
+    if session.most_width:
+        prompts = {kind: [_encode(model, kind, text) for text in texts] for kind, texts in load_prompts().items()}
+        acceptance = measure_acceptance(session, prompts, options.tokens, options.seconds,
+                                        model.tokenizer.end_of_generation_ids, heard)
     if heard is _heard:
         print("\r\033[K", end="", file=sys.stderr)
     return tuning.Record(tuning.Key.of(model.artefact, model.device), costs.depths, acceptance=acceptance,
-                         **costs.parts), costs.spread
+                         kernels=kernels, **costs.parts), costs.spread, trials
 
 
 def _encode(model: Model, kind: str, text: str) -> list[int]:
@@ -125,6 +132,14 @@ def best_choices(record: tuning.Record) -> Iterator[Choice]:
             speeds = [t / s for t, s in zip(tokens, seconds, strict=True)]
             width = max(range(len(speeds)), key=speeds.__getitem__)
             yield Choice(kind, depth, width, speeds[width] / speeds[0])
+
+
+def kernel_table(trials: list[Trial]) -> Table:
+    """What each variant of a choice takes, and which one was taken; empty where there was nothing to choose."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.seconds))
+    rows = [[t.choice, *(_milliseconds(t.seconds[n]) if math.isfinite(t.seconds.get(n, math.inf)) else "-"
+                         for n in names), t.best] for t in trials]
+    return Table("Kernels, one row and eight (ms)", ("matmul", *(f">{n}" for n in names), "chosen"), rows)
 
 
 def cost_tables(record: tuning.Record) -> Iterator[Table]:

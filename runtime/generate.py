@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from dflashc.runtime import tuning
 from dflashc.runtime.artefact import Artefact, load_artefact
 from dflashc.runtime.detokenizer import TextStream
 from dflashc.runtime.device.base import Device
@@ -114,11 +115,17 @@ class Model:
 
 
 def load(directory: Path, threads: int | None = None, gpu: str | None = None, allow_ptx: bool = False) -> Model:
-    """Open an artefact that this machine can run; parameters and errors as of `open_device`."""
+    """Open an artefact that this machine can run; parameters and errors as of `open_device`.
+
+    Kernels are those that the tuning record of this device chose, if there is one.
+    """
     started = time.perf_counter()
     artefact = load_artefact(directory)
     tokenizer = Tokenizer.load(directory / "tokenizer")
     device = open_device(artefact, threads=threads, gpu=gpu, allow_ptx=allow_ptx)
+    record, _ = tuning.find(artefact, device)
+    if record is not None:
+        artefact = tuning.with_kernels(artefact, record.kernels)
     return Model(artefact, tokenizer, device, time.perf_counter() - started)
 
 

@@ -7,7 +7,8 @@ device runs a launch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,10 @@ class Launch:
         Weight bytes read, for reports.
     flops : int
         Arithmetic operations (two per multiply-add), for reports.
+    choice : str
+        All launches of one choice have to take the variant of the same name; "" where there is nothing to choose.
+    variants : tuple of (name, kernel)
+        Kernels that may be called, the default first; their results need not be the same bits.
     """
 
     kernel: str
@@ -98,6 +103,15 @@ class Launch:
     barrier: bool = True
     bytes_read: int = 0
     flops: int = 0
+    choice: str = ""
+    variants: tuple[tuple[str, str], ...] = ()
+
+    def variant(self, name: str) -> Launch:
+        """The launch with the kernel of that name. Raises `ArtefactError` where there is none."""
+        kernel = dict(self.variants).get(name)
+        if kernel is None:
+            raise ArtefactError(f"kernel variant {name!r} of {self.choice!r} was chosen, which the plan does not have")
+        return replace(self, kernel=kernel)
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,13 @@ class Plan:
                 continue
             total[buffer.role] = total.get(buffer.role, 0) + buffer.size(context)
         return total
+
+    def choose(self, names: Mapping[str, str]) -> Plan:
+        """The plan with the variants chosen, by choice; the others stay. Raises `ArtefactError` for unknown ones."""
+        programs = {key: replace(program, launches=tuple(x.variant(names[x.choice]) if x.choice in names else x
+                                                         for x in program.launches))
+                    for key, program in self.programs.items()}
+        return replace(self, programs=programs)
 
     def to_json(self) -> dict[str, Any]:
         return {"version": PLAN_VERSION, "max_context": self.max_context, "adjacent": self.adjacent,
@@ -183,7 +204,8 @@ def load_plan(path: Path) -> Plan:
 def _program_json(program: Program) -> dict[str, Any]:
     return {"role": program.role, "rows": program.rows, "launches": [
         [x.kernel, x.operation, [x.units.multiple, x.units.addend, x.units.divisor], x.grain, int(x.barrier),
-         x.bytes_read, x.flops, [_operand_json(o) for o in x.operands]] for x in program.launches]}
+         x.bytes_read, x.flops, [_operand_json(o) for o in x.operands],
+         *([x.choice, *x.variants] if x.variants else [])] for x in program.launches]}
 
 
 def _operand_json(operand: Operand) -> list[Any]:
@@ -194,6 +216,6 @@ def _operand_json(operand: Operand) -> list[Any]:
 def _program(document: dict[str, Any]) -> Program:
     launches = tuple(
         Launch(kernel, operation, Units(*units), grain, tuple(Operand(*o) for o in operands), bool(barrier), read,
-               flops)
-        for kernel, operation, units, grain, barrier, read, flops, operands in document["launches"])
+               flops, choice[0] if choice else "", tuple((str(name), str(symbol)) for name, symbol in choice[1:]))
+        for kernel, operation, units, grain, barrier, read, flops, operands, *choice in document["launches"])
     return Program(document["role"], document["rows"], launches)

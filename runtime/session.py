@@ -198,7 +198,8 @@ class Session:
 
         They run at the present depth, and nothing is committed.
         """
-        round_ = round_programs(width, self._block_rows, "ids", "inject", "accept")
+        ending = ("ids", "inject", "accept") if self.most_width else ("ids", "accept")
+        round_ = round_programs(width, self._block_rows, *ending)
         programs = [name for name in round_ if name.partition(".")[0] in roles]
         if not programs:
             return 0.0

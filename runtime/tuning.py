@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dflashc.runtime.artefact import PLAN, WEIGHTS, Artefact, kernel_files
 from dflashc.runtime.device.base import Device
 from dflashc.runtime.errors import ArtefactError
 
-SCHEMA = 1
+SCHEMA = 2
 _FOLDER = "tuning"
 _MOST_BYTES = 1 << 20
 _MOST_DEPTHS = 64
@@ -92,6 +92,8 @@ class Record:
         Seconds per depth and width: of the round as a session runs it, and of its parts alone.
     acceptance : dict of Counts
         By kind of text, at the widest draft.
+    kernels : dict
+        Variants by choice, see `Plan.choose`.
     """
 
     key: Key
@@ -101,6 +103,7 @@ class Record:
     verify: tuple[tuple[float, ...], ...]
     inject: tuple[tuple[float, ...], ...]
     acceptance: dict[str, Counts]
+    kernels: dict[str, str] = field(default_factory=dict)
 
     @property
     def most_width(self) -> int:
@@ -122,7 +125,8 @@ class Record:
             tables = {name: _table(document[name], len(depths), width, least=0.0 if name != "rounds" else 1e-9)
                       for name in ("rounds", "draft", "verify", "inject")}
             acceptance = {str(kind): _counts(c, width - 1) for kind, c in document["acceptance"].items()}
-            return Record(_key(document["key"]), depths, acceptance=acceptance, **tables)
+            kernels = {str(choice): str(variant) for choice, variant in document["kernels"].items()}
+            return Record(_key(document["key"]), depths, acceptance=acceptance, kernels=kernels, **tables)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ArtefactError(f"a damaged tuning record ({type(error).__name__}: {error})") from error
 
@@ -198,6 +202,11 @@ def find(artefact: Artefact, device: Device[Any]) -> tuple[Record | None, str]:
     return None, why
 
 
+def with_kernels(artefact: Artefact, kernels: Mapping[str, str]) -> Artefact:
+    """The artefact with the variants of its kernels chosen. Raises `ArtefactError` for ones that it does not have."""
+    return replace(artefact, plan=artefact.plan.choose(kernels)) if kernels else artefact
+
+
 def _load(path: Path, key: Key, artefact: Artefact) -> Record:
     if path.stat().st_size > _MOST_BYTES:
         raise ArtefactError(f"a tuning record of more than {_MOST_BYTES:,} bytes")
@@ -210,4 +219,5 @@ def _load(path: Path, key: Key, artefact: Artefact) -> Record:
         raise ArtefactError("a tuning record of another artefact or device")
     if record.most_width != artefact.manifest.drafter.get("width", 0):
         raise ArtefactError(f"a tuning record of widths up to {record.most_width}")
+    artefact.plan.choose(record.kernels)
     return record

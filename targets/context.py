@@ -33,6 +33,14 @@ class PackedWeight:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Variants:
+    """Kernels that a launch may call, its own among them, by name; all launches of one `choice` take the same."""
+
+    choice: str
+    requests: Mapping[str, Any]
+
+
 @dataclass
 class ProgramContext:
     """A program under construction.
@@ -121,13 +129,17 @@ class ProgramContext:
         return Operand("buffer", buffer.name)
 
     def launch(self, request: Any, operation: str, units: Units, operands: Sequence[Operand | int | float], *,
-               grain: int = 1, barrier: bool = True, bytes_read: int = 0, flops: int = 0) -> None:
+               grain: int = 1, barrier: bool = True, bytes_read: int = 0, flops: int = 0,
+               variants: Variants | None = None) -> None:
         """Add a launch; ints and floats among `operands` become scalars."""
         table = tuple(o if isinstance(o, Operand) else Operand("i64", "", o) if isinstance(o, int)
                       else Operand("f32", "", o) for o in operands)
         kinds = tuple({"f32": "f32", "i64": "i64", "context": "i64"}.get(o.kind, "buffer") for o in table)
-        self.requests[request.name] = dataclasses.replace(request, operands=kinds)
-        self.launches.append(Launch(request.name, operation, units, grain, table, barrier, bytes_read, flops))
+        others = variants.requests if variants else {}
+        for each in (request, *others.values()):
+            self.requests[each.name] = dataclasses.replace(each, operands=kinds)
+        self.launches.append(Launch(request.name, operation, units, grain, table, barrier, bytes_read, flops,
+                                    variants.choice if variants else "", tuple((n, r.name) for n, r in others.items())))
 
 
 Rule = Callable[[ProgramContext, Expr, Expr], None]

@@ -17,17 +17,21 @@ from dflashc.runtime.plan import Plan
 
 def check_kernels(plan: Plan, table: KernelTable, info: GpuInfo) -> None:
     """Raise `TargetError` for the first kernel or launch that is beyond the device's limits."""
-    used = {x.kernel: x for program in plan.programs.values() for x in program.launches}
-    for symbol in used:
-        for what, found, most in _demands(table.kernel(symbol), info):
-            if found > most:
-                raise TargetError(f"kernel {symbol} needs {what} of {found:,}, {info.name} has {most:,}: "
-                                  "use another device, or build for this one")
+    for symbol in dict.fromkeys(x.kernel for program in plan.programs.values() for x in program.launches):
+        check_kernel(table.kernel(symbol), info)
     for program in plan.programs.values():
         for launch in program.launches:
             if launch.units.multiple > info.limits.groups:
                 raise TargetError(f"launch {launch.operation!r} needs {launch.units.multiple:,} workgroups, "
                                   f"{info.name} has {info.limits.groups:,}: use another device")
+
+
+def check_kernel(kernel: Kernel, info: GpuInfo) -> None:
+    """Raise `TargetError` for a kernel that is beyond the device's limits."""
+    for what, found, most in _demands(kernel, info):
+        if found > most:
+            raise TargetError(f"kernel {kernel.symbol} needs {what} of {found:,}, {info.name} has {most:,}: "
+                              "use another device, or build for this one")
 
 
 def _demands(kernel: Kernel, info: GpuInfo) -> Iterator[tuple[str, int, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.device.driver import ALIGNMENT, Binding, Block, Call, Driver, Place
-from dflashc.runtime.device.fitting import check_fits
+from dflashc.runtime.device.fitting import check_fits, check_kernel
 from dflashc.runtime.device.kernels import KernelTable, check_launch, scalar_word
 from dflashc.runtime.device.staging import STAGING_BYTES, Staging
 from dflashc.runtime.device.weight_blocks import weight_blocks
@@ -195,6 +195,7 @@ class GpuDevice:
     def _call(self, launch: Launch, memories: Mapping[str, GpuMemory], context: int) -> Call:
         kernel = self._table.kernel(launch.kernel)
         check_launch(launch, kernel)
+        check_kernel(kernel, self.info)  # a variant may be beyond limits that the default keeps
         buffers, scalars = [], b""
         for operand in launch.operands:
             if operand.kind in ("weight", "buffer"):

@@ -130,7 +130,8 @@ def load_kernels(artefact: Artefact) -> KernelTable:
             raise ArtefactError(f"kernel {kernel.symbol} reaches past the end of {code_path}: build again")
     for program in artefact.plan.programs.values():
         for launch in program.launches:
-            check_launch(launch, table.kernel(launch.kernel))
+            for symbol in (launch.kernel, *(s for _, s in launch.variants)):
+                check_launch(launch, table.kernel(symbol))
     return table
 
 

@@ -71,5 +71,5 @@ def make_target(name: str) -> CudaTarget:
     """"cuda-sm89" for sm_89, and so on. Raises `TargetError` for an architecture that is not known."""
     for arch in ARCHITECTURES:
         if name == PREFIX + arch.replace("_", ""):
-            return CudaTarget(name, Traits("cuda", arch))
+            return CudaTarget(name, Traits("cuda", arch, most_threads=1024, shared_bytes=49152))
     raise TargetError(f"unknown target {name!r}; known: {', '.join(names())}")

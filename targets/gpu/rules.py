@@ -5,29 +5,50 @@ One rule per operator; together with `rules_layers` and `rules_rounds` they plac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Units
-from dflashc.targets.context import ProgramContext, Rule, flatten
+from dflashc.targets.context import PackedWeight, ProgramContext, Rule, Variants, flatten
 from dflashc.targets.gpu.kernels import argmax, gated, matmul
 from dflashc.targets.gpu.kernels.codes import LANES
-from dflashc.targets.gpu.kernels.row_groups import ROWS
+from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS, ROWS, SLICES
 from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
 from dflashc.targets.gpu.rules_layers import ACTIVATIONS, layer_rules
 from dflashc.targets.gpu.rules_rounds import round_rules
 from dflashc.targets.gpu.traits import Traits
 
+_SLICES = (SLICES, 4, 16)
+"""Slices of a matmul, the default first. A device may do best with fewer, for more workgroups at once, or with more,
+for few and long rows."""
+
 
 def make_rules(traits: Traits) -> dict[str, Rule]:
     """The rules for a GPU family, by operator."""
-    return {"dflashc.linear_group": _linear_group, "dflashc.gated_linear": _gated_linear,
-            "dflashc.linear_argmax": _linear_argmax, **layer_rules(traits), **round_rules(traits)}
+    matmuls = {"linear_group": _linear_group, "gated_linear": _gated_linear, "linear_argmax": _linear_argmax}
+    return {**{f"dflashc.{name}": partial(rule, traits) for name, rule in matmuls.items()}, **layer_rules(traits),
+            **round_rules(traits)}
 
 
-def _linear_group(c: ProgramContext, var: Expr, call: Expr) -> None:
+def _variants(traits: Traits, choice: str, builder: Callable[..., Any], *arguments: Any) -> Variants | None:
+    """A matmul with every number of slices that is within the limits of the target, for all numbers of rows."""
+    results = MOST_ROWS * ROWS * 4  # bytes; a slice has as many products
+    most = min(traits.most_threads // ROWS, traits.shared_bytes // results - 1)
+    requests = {f"{n} slices": request(builder, *arguments, *([] if n == SLICES else [n]))
+                for n in _SLICES if n <= most}
+    return Variants(choice, requests) if len(requests) > 1 else None
+
+
+def _choice(weight: PackedWeight, rows: int) -> str:
+    """Which launches have to choose alike: all matmuls of one shape and format, whatever they end with."""
+    return f"{weight.format} {rows} x {weight.columns}"
+
+
+def _linear_group(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
     """One launch for neighbours of one block format, whose row groups then lie one behind the other."""
     xs, *groups, forms_text = op.operands(call)
     weights, biases = map(list, groups)
@@ -43,36 +64,42 @@ def _linear_group(c: ProgramContext, var: Expr, call: Expr) -> None:
         c.keep_adjacent([w.name for w in packed])
         c.keep_adjacent([b.name for b in biases[first : first + len(run)]])
         first += len(run)
-        c.launch(request(matmul.matmul, packed[0].format, rows, "store_bias" if bias else "store"),
+        case = (matmul.matmul, packed[0].format, rows, "store_bias" if bias else "store")
+        c.launch(request(*case),
                  " ".join(w.name for w in packed), Units(matmul.units(c.rows, outputs, rows)),
                  [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, columns, outputs, leading,
                   column],
                  barrier=first == len(weights), bytes_read=sum(w.bytes for w in packed),
-                 flops=2 * c.rows * outputs * columns)
+                 flops=2 * c.rows * outputs * columns,
+                 variants=_variants(traits, _choice(packed[0], outputs), *case))
         column += outputs
 
 
-def _gated_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
+def _gated_linear(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
     x, gate, up, act, _, result_form = op.operands(call)
     weight, form = c.weight(gate), op.scalar(result_form)
     if form != "f32" and weight.rows % ROWS:
         raise BuildError(f"{weight.name} has {weight.rows} rows; GPU targets need a multiple of {ROWS} in gated layers")
     rows = rows_of_pass(c.rows)
-    c.launch(request(gated.gated_matmul, weight.format, rows, ACTIVATIONS[op.scalar(act)], form), weight.name,
+    case = (gated.gated_matmul, weight.format, rows, ACTIVATIONS[op.scalar(act)], form)
+    c.launch(request(*case), weight.name,
              Units(matmul.units(c.rows, weight.rows, rows)),
              [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), weight.columns, weight.rows],
-             bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns)
+             bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns,
+             variants=_variants(traits, _choice(weight, 2 * weight.rows), *case))
 
 
-def _linear_argmax(c: ProgramContext, var: Expr, call: Expr) -> None:
+def _linear_argmax(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
     x, w, d2t, _ = op.operands(call)
     weight, rows = c.weight(w), rows_of_pass(c.rows)
     parts = -(-weight.rows // ROWS)
     best, index = c.temporary(parts * c.rows * 4), c.temporary(parts * c.rows * 4)
-    c.launch(request(matmul.matmul_argmax, weight.format, rows), weight.name,
+    case = (matmul.matmul_argmax, weight.format, rows)
+    c.launch(request(*case), weight.name,
              Units(matmul.units(c.rows, weight.rows, rows)),
              [*c.operands(x), c.operand(w), best, index, weight.columns, weight.rows, c.rows],
-             bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)
+             bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns,
+             variants=_variants(traits, _choice(weight, weight.rows), *case))
     (ids,) = flatten(c.result(var))
     found, first = (c.temporary(c.rows * 4), 0) if len(d2t) else split_offset(ids)
     c.launch(request(argmax.argmax_reduce), "arg-max", Units(c.rows), [best, index, found, parts, c.rows, first])

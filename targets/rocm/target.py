@@ -54,4 +54,4 @@ def make_target(name: str) -> RocmTarget:
     arch = name.removeprefix(PREFIX)
     if arch not in ARCHITECTURES:
         raise TargetError(f"unknown target {name!r}; known: {', '.join(names())}")
-    return RocmTarget(name, Traits("rocm", arch))
+    return RocmTarget(name, Traits("rocm", arch, most_threads=1024, shared_bytes=65536))

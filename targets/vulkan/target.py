@@ -27,7 +27,8 @@ from dflashc.targets.vulkan.spirv import required_features
 
 GENERIC = "generic"
 
-TRAITS = {"vulkan": Traits("vulkan", GENERIC), "vulkan-gfx1151": Traits("vulkan", "gfx1151")}
+TRAITS = {"vulkan": Traits("vulkan", GENERIC),
+          "vulkan-gfx1151": Traits("vulkan", "gfx1151", most_threads=1024, shared_bytes=65536)}
 """By target. The generic one does not know whether a device has fast dot products of bytes, and does without."""
 
 

@@ -14,7 +14,7 @@ from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bi
 from dflashc.targets.gpu.kernels.elementary import LOG2_E, exp2
 from dflashc.targets.gpu.kernels.matmul import split
 from dflashc.targets.gpu.kernels.quantised_rows import emit_group, form_arguments
-from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, emit_products
+from dflashc.targets.gpu.kernels.row_groups import ROWS, SLICES, Products, activation_arguments, emit_products
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
 
@@ -33,13 +33,14 @@ def _sigmoid(x: Expr) -> Expr:
     return bind(select(x < f32(0), e, f32(1)) / (f32(1) + e))
 
 
-def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, form: str) -> Kernel:
+def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, form: str,
+                 slices: int = SLICES) -> Kernel:
     """activation(x[m] . gate[r]) * (x[m] . up[r]) in `form`. Workgroup = 32 rows of both weights.
 
     Notes
     -----
-    Arguments: the activation's buffers, gate, up, the output's buffers; then the scalars columns (K), weight_rows (of
-    one of the two weights; a multiple of 32 where the form is quantised).
+    `slices` as in `matmul`. Arguments: the activation's buffers, gate, up, the output's buffers; then the scalars
+    columns (K), weight_rows (of one of the two weights; a multiple of 32 where the form is quantised).
     """
     layout = PACKED_FORMATS[format_name]
     k = KernelBuilder(f"gated_matmul_{format_name}_{rows}_{activation}_{form}", traits)
@@ -48,8 +49,8 @@ def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, f
     with k.build(arguments) as values:
         activations, (gate, up) = values[: len(inputs)], values[len(inputs) : len(inputs) + 2]
         buffers, (columns, weight_rows) = values[len(inputs) + 2 : -2], values[-2:]
-        with k.workgroups(THREADS) as (group, thread):
-            products = Products.declare(k, rows)
+        with k.workgroups(slices * ROWS) as (group, thread):
+            products = Products.declare(k, rows, slices)
             units = k.shared(products.entries(), "float32")
             unit, first_row = split(group, weight_rows, rows)
             emit_products(traits, layout, gate, unit, thread, weight_rows, activations, first_row, columns, products)
@@ -69,8 +70,8 @@ def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, f
 
 def _each(products: Products, thread: Expr, body) -> None:
     """`body` for every entry, shared out among the threads."""
-    for turn in range(math.ceil(products.entries() / THREADS)):
-        entry = bind(thread + turn * THREADS)
+    for turn in range(math.ceil(products.entries() / products.threads)):
+        entry = bind(thread + turn * products.threads)
         with T.If(entry < products.entries()), T.Then():
             body(entry)
 

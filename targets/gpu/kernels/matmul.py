@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, f32, i32, load, local, store
 from dflashc.targets.gpu.kernels.row_groups import (
     ROWS,
-    THREADS,
+    SLICES,
     Products,
     activation_arguments,
     emit_products,
@@ -27,7 +27,7 @@ def units(rows: int, weight_rows: int, compiled_rows: int) -> int:
     return math.ceil(weight_rows / ROWS) * math.ceil(rows / compiled_rows)
 
 
-def matmul(traits: Traits, format_name: str, rows: int, epilogue: str) -> Kernel:
+def matmul(traits: Traits, format_name: str, rows: int, epilogue: str, slices: int = SLICES) -> Kernel:
     """y[m, column + r] = x[m] . w[r] (+ bias[r]). Workgroup = 32 weight rows of `rows` activation rows.
 
     Parameters
@@ -36,6 +36,8 @@ def matmul(traits: Traits, format_name: str, rows: int, epilogue: str) -> Kernel
         Activation rows of a pass, at most 16; the launch has a multiple of it.
     epilogue : str
         "store" or "store_bias".
+    slices : int
+        Threads that share a weight row, see `row_groups`.
 
     Notes
     -----
@@ -51,12 +53,12 @@ def matmul(traits: Traits, format_name: str, rows: int, epilogue: str) -> Kernel
         activations, weight = values[: len(values) - (7 if biased else 6)], values[-7 if biased else -6]
         bias = values[-6] if biased else None
         output, columns, weight_rows, leading, column = values[-5:]
-        with k.workgroups(THREADS) as (group, thread):
-            products = Products.declare(k, rows)
+        with k.workgroups(slices * ROWS) as (group, thread):
+            products = Products.declare(k, rows, slices)
             unit, first_row = split(group, weight_rows, rows)
             emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
-            for turn in range(math.ceil(products.entries() / THREADS)):
-                entry = bind(thread + turn * THREADS)
+            for turn in range(math.ceil(products.entries() / products.threads)):
+                entry = bind(thread + turn * products.threads)
                 row = bind(unit * ROWS + tirx.truncmod(entry, i32(ROWS)))
                 with T.If(tirx.all(entry < products.entries(), row < weight_rows)), T.Then():
                     value = products.total(entry)
@@ -66,10 +68,10 @@ def matmul(traits: Traits, format_name: str, rows: int, epilogue: str) -> Kernel
     return k.kernel
 
 
-def matmul_argmax(traits: Traits, format_name: str, rows: int) -> Kernel:
+def matmul_argmax(traits: Traits, format_name: str, rows: int, slices: int = SLICES) -> Kernel:
     """The best of x[m] . w[r] over each 32 weight rows, the lowest index on ties; NaN never wins.
 
-    Workgroup = 32 weight rows of `rows` activation rows.
+    Workgroup = 32 weight rows of `rows` activation rows; `slices` as in `matmul`.
 
     Notes
     -----
@@ -82,13 +84,13 @@ def matmul_argmax(traits: Traits, format_name: str, rows: int) -> Kernel:
                  *((n, "i32") for n in ("columns", "weight_rows", "total_rows"))]
     with k.build(arguments) as values:
         *activations, weight, best, where, columns, weight_rows, total_rows = values
-        with k.workgroups(THREADS) as (group, thread):
-            products = Products.declare(k, rows)
+        with k.workgroups(slices * ROWS) as (group, thread):
+            products = Products.declare(k, rows, slices)
             totals = k.shared(products.entries(), "float32")
             unit, first_row = split(group, weight_rows, rows)
             emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
-            for turn in range(math.ceil(products.entries() / THREADS)):
-                entry = bind(thread + turn * THREADS)
+            for turn in range(math.ceil(products.entries() / products.threads)):
+                entry = bind(thread + turn * products.threads)
                 with T.If(entry < products.entries()), T.Then():
                     store(totals, entry, products.total(entry))
             barrier()

@@ -1,8 +1,8 @@
 """The inner products of matmuls: 32 rows of packed weights times up to 16 activation rows, by one workgroup.
 
-A workgroup of 256 threads takes two row groups of 16 rows; 8 slices of it share the blocks of 32 along K in turns, and
-their sums meet in shared memory in a tree. The order of additions depends on the format alone: never on how many
-activation rows there are. Knows nothing of what happens to the results.
+A workgroup takes two row groups of 16 rows; its slices of 32 threads share the blocks of 32 along K in turns, and their
+sums meet in shared memory in a tree. The order of additions depends on the format and on the number of slices alone:
+never on how many activation rows there are. Knows nothing of what happens to the results.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, code_offset, gro
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import BLOCK, PACKED_FORMATS, QUADS, PackedFormat
 
-THREADS = 256
 GROUPS = 2
 """Row groups of a workgroup."""
-SLICES = THREADS // (LANES * GROUPS)
 ROWS = LANES * GROUPS
-"""Weight rows of a workgroup."""
+"""Weight rows of a workgroup, and threads of a slice."""
+SLICES = 8
+"""Slices where nothing else was chosen; a power of two."""
+THREADS = SLICES * ROWS
 MOST_ROWS = 16
 """Activation rows that one pass takes; more rows are further workgroups."""
 
@@ -60,15 +61,21 @@ class Products:
 
     sums: Expr
     rows: int
+    slices: int
 
     @staticmethod
-    def declare(k: KernelBuilder, rows: int) -> Products:
-        return Products(k.shared(rows * THREADS, "float32"), rows)
+    def declare(k: KernelBuilder, rows: int, slices: int = SLICES) -> Products:
+        return Products(k.shared(rows * slices * ROWS, "float32"), rows, slices)
+
+    @property
+    def threads(self) -> int:
+        """Of the workgroup."""
+        return self.slices * ROWS
 
     def total(self, entry: Expr) -> Expr:
         """The product of entry = activation row * 32 + weight row, float32."""
-        first = bind(tirx.truncdiv(entry, i32(ROWS)) * THREADS + tirx.truncmod(entry, i32(ROWS)))
-        level = [load(self.sums, first + s * ROWS) for s in range(SLICES)]
+        first = bind(tirx.truncdiv(entry, i32(ROWS)) * self.threads + tirx.truncmod(entry, i32(ROWS)))
+        level = [load(self.sums, first + s * ROWS) for s in range(self.slices)]
         while len(level) > 1:
             level = [bind(level[i] + level[i + 1]) for i in range(0, len(level), 2)]
         return level[0]
@@ -100,14 +107,15 @@ def emit_products_of(traits: Traits, layout: PackedFormat, weight: Expr, weight_
         store(accumulators, m, f32(0))
     slice_ = bind(tirx.truncdiv(thread, i32(ROWS)))
     blocks = bind(tirx.truncdiv(columns, i32(BLOCK)))
-    with T.serial(i32(0), bind(tirx.truncdiv(blocks - slice_ + (SLICES - 1), i32(SLICES)))) as turn:
-        block = bind(slice_ + turn * SLICES)
+    slices = products.slices
+    with T.serial(i32(0), bind(tirx.truncdiv(blocks - slice_ + (slices - 1), i32(slices)))) as turn:
+        block = bind(slice_ + turn * slices)
         if layout.family == "float":
             _add_floats(row, block, blocks, activations[0], first_row, accumulators, products.rows)
         else:
             _add_codes(row, block, blocks, activations, first_row, accumulators, products.rows)
     for m in range(products.rows):
-        store(products.sums, thread + m * THREADS, load(accumulators, m))
+        store(products.sums, thread + m * products.threads, load(accumulators, m))
     barrier()
 
 

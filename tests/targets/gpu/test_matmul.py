@@ -6,7 +6,7 @@ import pytest
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.gated import gated_matmul
 from dflashc.targets.gpu.kernels.matmul import matmul, matmul_argmax, units
-from dflashc.targets.gpu.kernels.row_groups import ROWS, activation_form
+from dflashc.targets.gpu.kernels.row_groups import ROWS, SLICES, activation_form
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS, pack_rows, packed_format
 from tests.targets import samples
@@ -43,9 +43,9 @@ class Case:
         first = [np.ascontiguousarray(b[:rows]) for b in self.inputs]
         return first if self.form == "f32" else [first[0].view(np.int32), *first[1:]]
 
-    def run(self, rows: int, compiled: int, epilogue: str = "store") -> np.ndarray:
+    def run(self, rows: int, compiled: int, epilogue: str = "store", slices: int = SLICES) -> np.ndarray:
         """The outputs; checks that nothing around them is written."""
-        kernel = matmul(TRAITS, self.layout.name, compiled, epilogue)
+        kernel = matmul(TRAITS, self.layout.name, compiled, epilogue, slices)
         output = np.full((rows + 1, LEADING), 7, np.float32)
         *_, output = run_kernel(
             kernel, [*self.operands(rows), self.packed, *([self.bias] if epilogue == "store_bias" else []), output,
@@ -83,6 +83,17 @@ def test_rows_are_independent(type_name: str) -> None:
     whole = case.run(16, 16)
     for rows in range(1, 16):
         np.testing.assert_array_equal(case.run(rows, rows), whole[:rows])
+
+
+@pytest.mark.parametrize("type_name", ["Q6_K", "F16"])
+def test_other_numbers_of_slices(type_name: str) -> None:
+    """Close to the reference, and the same bits whatever the number of rows."""
+    case = Case(type_name)
+    expected = case.expected()
+    whole = case.run(16, 16, slices=4)
+    np.testing.assert_allclose(whole, expected[:16], atol=4e-6 * np.abs(expected).max(), rtol=0)
+    for rows in (1, 8):
+        np.testing.assert_array_equal(case.run(rows, rows, slices=4), whole[:rows])
 
 
 def test_bias() -> None:
