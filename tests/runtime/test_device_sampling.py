@@ -31,7 +31,7 @@ def test_temperature_0_needs_one_candidate() -> None:
 
 @pytest.mark.parametrize(("changes", "window"), [
     ({}, 0), ({"presence_penalty": 1.0}, 64), ({"repeat_penalty": 1.1, "repeat_last_n": 0}, 0),
-    ({"frequency_penalty": 1.0, "repeat_last_n": 7}, 7), ({"repeat_penalty": 1.1, "repeat_last_n": -1}, 2**62)])
+    ({"frequency_penalty": 1.0, "repeat_last_n": 7}, 7), ({"repeat_penalty": 1.1, "repeat_last_n": -1}, 2**31 - 1)])
 def test_the_window_is_0_without_penalties(changes: dict[str, Any], window: int) -> None:
     assert sampling_words(SamplingParameters(**changes), 100)[Word.WINDOW] == window
 
