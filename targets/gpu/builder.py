@@ -125,15 +125,6 @@ def local(size: int, dtype: str) -> Expr:
     return T.alloc_buffer((size,), dtype, scope="local")
 
 
-def settle(value: Expr) -> Expr:
-    """Name a value like `bind`, but hide how it was made: TVM's LLVM looks through the bound values of an expression at
-    every use, which takes time exponential in the length of a formula. Compilers remove the detour through memory.
-    """
-    slot = local(1, str(value.ty.dtype))
-    store(slot, 0, value)
-    return bind(load(slot, 0))
-
-
 def barrier() -> None:
     """All threads of the workgroup meet, and see what the others stored in shared and global memory before.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from dflashc.targets.gpu.builder import Expr, i32, select, settle
+from dflashc.targets.gpu.builder import Expr, bind, i32, select
 
 PART = 256
 """Keys of a part."""
@@ -43,13 +43,13 @@ class Reach:
     def first(self, row: Expr) -> Expr:
         """The first key that a row sees."""
         limited = tirx.max(self.position + row - self.window + 1, i32(0))
-        return settle(select(self.window > i32(0), limited, i32(0)))
+        return bind(select(self.window > i32(0), limited, i32(0)))
 
     def last(self, row: Expr) -> Expr:
         """The last key that a row sees."""
-        return settle(self.position + select(self.block != i32(0), self.rows - 1, row))
+        return bind(self.position + select(self.block != i32(0), self.rows - 1, row))
 
     def ahead(self, slot: Expr, key: Expr) -> Expr:
         """How many parts after that of `key` the next part of `slot` comes, 0 to P - 1."""
         distance = slot - tirx.truncmod(tirx.truncdiv(key, i32(PART)), i32(self.slots))
-        return settle(tirx.truncmod(distance + self.slots, i32(self.slots)))
+        return bind(tirx.truncmod(distance + self.slots, i32(self.slots)))

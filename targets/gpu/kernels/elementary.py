@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tvm import tirx
 
-from dflashc.targets.gpu.builder import Expr, bind, cast, f32, fma, i32, reinterpret, select, settle
+from dflashc.targets.gpu.builder import Expr, bind, cast, f32, fma, i32, reinterpret, select
 
 LOG2_E = 1.4426950408889634
 
@@ -30,7 +30,7 @@ def exp2(x: Expr) -> Expr:
 
     2^x = 2^n * 2^f with |f| <= 1/2; coefficients of Cephes' exp2f (Moshier, 1984).
     """
-    x = settle(tirx.max(x, f32(-127)))  # n >= -127, for which the bits of 2^n are those of 0
+    x = bind(tirx.max(x, f32(-127)))  # n >= -127, for which the bits of 2^n are those of 0
     whole = bind(reinterpret("int32", bind(x + f32(_ROUND))) - i32(_ROUND_BITS))
     f = bind(x - cast("float32", whole))
     p = polynomial(f, (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
