@@ -45,6 +45,8 @@ class DrafterShape:
         1, or 2 with convolutions and candidate selector.
     bias, sinks
         Of the attention: biases on all four projections, a logit per head without a value.
+    context_rope_base
+        Rotary base of injected keys; 0 for that of the block.
     draft_vocabulary
         Tokens of a head of its own, which `d2t` names; 0 to use the target's head.
     """
@@ -62,6 +64,7 @@ class DrafterShape:
     bias: bool = False
     sinks: bool = False
     draft_vocabulary: int = 0
+    context_rope_base: float = 0.0
 
     def __post_init__(self) -> None:
         if self.version not in (1, 2):
@@ -233,6 +236,8 @@ def _add_keys(writer: gguf.GGUFWriter, shape: DrafterShape) -> None:
     add_shape(writer, shape.body)
     writer.add_uint32("dflash.block_size", shape.block_size)
     writer.add_array("dflash.target_layers", [tap + 1 for tap in shape.taps])
+    if shape.context_rope_base:
+        writer.add_float32("dflash.dflash.backbone_rotary_base", shape.context_rope_base)
     if shape.sliding_window:
         writer.add_sliding_window(shape.sliding_window)
         sliding = shape.body.layers - shape.full_layers

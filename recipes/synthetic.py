@@ -74,6 +74,7 @@ def main() -> None:
 @click.option("--vocabulary", type=click.IntRange(min=1), help="Tokens.")
 @click.option("--tied/--untied", default=None, help="Whether the head is the embedding.")
 @click.option("--bias", is_flag=True, default=None, help="Biases on q, k and v (llama; qwen2 always has them).")
+@click.option("--rotated", type=click.IntRange(min=2), help="Dimensions of a head that are rotated.")
 @click.option("--rope-scaling", type=float, help="Factor of Llama 3's rope_freqs; 1 for none.")
 @click.option("--sliding-window", type=click.IntRange(min=0), help="Tokens (gemma3).")
 @click.option("--weight-scale", type=float, help="0.05 gives a target that a copying drafter predicts.")
@@ -103,6 +104,7 @@ def target(
 @click.option("--selector-rank", type=click.IntRange(min=1), help="Version 2.")
 @click.option("--selector-candidates", type=click.IntRange(min=1), help="Version 2.")
 @click.option("--bias", is_flag=True, default=None, help="Biases on q, k, v and the output of attention.")
+@click.option("--context-rope-base", type=click.FloatRange(min=1), help="Rotary base of injected keys.")
 @click.option("--draft-vocabulary", type=click.IntRange(min=1), help="Tokens of a reduced head (d2t).")
 @click.option("--sinks", is_flag=True, default=None, help="Attention sinks.")
 def drafter(

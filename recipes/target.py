@@ -37,6 +37,8 @@ class TargetShape:
         Llama 3's frequency scaling by this factor, written as `rope_freqs`; 1 for none. For llama only.
     sliding_window
         Tokens that five of six layers see; for gemma3 only.
+    rotated
+        Dimensions of a head that the rotary embedding turns; 0 for all.
     weight_scale
         Standard deviation of linear weights times the square root of their inputs. Near 0 the layers change little,
         and a tied model repeats its last token.
@@ -58,6 +60,7 @@ class TargetShape:
     rope_scaling: float = 1.0
     sliding_window: int = 0
     weight_scale: float = 1.0
+    rotated: int = 0
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -66,6 +69,8 @@ class TargetShape:
             raise RequestError(f"{self.heads} heads do not divide among {self.kv_heads} key-value heads")
         if self.head_size % 2:
             raise RequestError(f"head size {self.head_size} is odd; rotary pairs need an even one")
+        if self.rotated % 2 or not 0 <= self.rotated <= self.head_size:
+            raise RequestError(f"{self.rotated} rotated dimensions do not fit heads of {self.head_size}")
         if self.bias and self.architecture not in ("llama", "qwen2"):
             raise RequestError(f"{self.architecture} has no biases")
         if self.rope_scaling != 1 and self.architecture != "llama":
@@ -116,7 +121,7 @@ def add_shape(writer: gguf.GGUFWriter, shape: TargetShape) -> None:
     writer.add_value_length(shape.head_size)
     writer.add_layer_norm_rms_eps(shape.epsilon)
     writer.add_rope_freq_base(shape.rope_base)
-    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_rope_dimension_count(shape.rotated or shape.head_size)
 
 
 def target_tensors(shape: TargetShape) -> Iterator[Tensor]:

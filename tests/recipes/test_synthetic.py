@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dflashc.compiler.gguf import open_gguf
+from dflashc.compiler.pair import inspect_drafter
 from dflashc.recipes.drafter import DrafterShape, default_taps, drafter_body, write_drafter
 from dflashc.recipes.synthetic import main
 from dflashc.recipes.target import PRESETS, llama3_divisors, write_target
@@ -118,6 +119,12 @@ def test_command_line(tmp_path: Path) -> None:
         assert file.tensors["blk.5.attn_v.weight"].type_name == "Q8_0"
     with open_gguf(drafter) as file:
         assert file.get_ints("dflash.target_layers") == [1, 4]
+    extras = ["--bias", "--sinks", "--draft-vocabulary", "50", "--context-rope-base", "5000"]
+    run = CliRunner().invoke(main, ["drafter", "-o", drafter, "--target", target, *extras])
+    assert run.exit_code == 0, run.output
+    config = inspect_drafter(Path(drafter)).config
+    assert (config.attention_bias, config.sinks, config.draft_vocabulary) == (True, True, 50)
+    assert config.context_rope != config.rope
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -133,6 +140,10 @@ def test_refusals(tmp_path: Path) -> None:
     body = drafter_body(target)
     with pytest.raises(RequestError, match=r"taps \[3\] must be target layers 0 to 2"):
         write_drafter(path, target, DrafterShape(body, (3,)), Formats("F32"))
+    with pytest.raises(RequestError, match="a head of 513 tokens does not fit a vocabulary of 512"):
+        DrafterShape(body, (0,), draft_vocabulary=513)
+    with pytest.raises(RequestError, match="66 rotated dimensions do not fit heads of 64"):
+        replace(tiny, rotated=66)
     with pytest.raises(RequestError, match="hidden size 128, the target 512 and 256"):
         write_drafter(path, target, DrafterShape(replace(body, hidden=128), (0,)), Formats("F32"))
     assert not path.exists()

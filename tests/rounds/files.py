@@ -54,9 +54,9 @@ def random_pairs(folder: Path, default: str) -> dict[str, Files]:
     """A random target with random drafters.
 
     Both versions with a window in every layer, version 1 without, and its weights in version 2 with convolutions that
-    change nothing and a selector without a say ("identity"); version 1 with biases, sinks and a reduced vocabulary
-    ("biased"), version 2 with the last alone ("reduced"); both with tables of their own that are padded otherwise than
-    the target's ("short", "padded").
+    change nothing and a selector without a say ("identity"); version 1 with all that dialect D5 has besides ("d5"),
+    version 2 with a reduced vocabulary ("reduced"); both with tables of their own that are padded otherwise than the
+    target's ("short", "padded").
     """
     target = folder / "random.gguf"
     write_target(target, _TARGET, Formats(default))
@@ -64,7 +64,8 @@ def random_pairs(folder: Path, default: str) -> dict[str, Files]:
     shapes = {"random": full, **{
         f"windowed-v{version}": replace(full, sliding_window=WINDOW, full_layers=0, version=version)
         for version in (1, 2)},
-        "biased": replace(full, sliding_window=WINDOW, bias=True, sinks=True, draft_vocabulary=100),
+        "d5": replace(full, body=replace(full.body, rotated=32), sliding_window=WINDOW, bias=True, sinks=True,
+                      draft_vocabulary=100, context_rope_base=1e4),
         "reduced": replace(full, version=2, draft_vocabulary=100)}
     drafters = {name: folder / f"{name}-drafter.gguf" for name in (*shapes, "identity", "short", "padded")}
     for name, shape in shapes.items():

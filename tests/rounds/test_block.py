@@ -88,7 +88,7 @@ def test_whole_blocks_propose_the_first_rows_of_the_widest(name: str, workshop: 
         assert np.array_equal(narrow.residual, widest.residual[: width + 1])
 
 
-@pytest.mark.parametrize("name", ["biased", "reduced"])
+@pytest.mark.parametrize("name", ["d5", "reduced"])
 def test_a_reduced_vocabulary_proposes_its_tokens_alone(name: str, workshop: Workshop) -> None:
     """Of the target's numbering: most of them are above the number of the head's rows."""
     drafter = workshop.options(name).drafter
@@ -111,14 +111,14 @@ def test_tables_of_another_size_are_fitted_to_the_target(name: str, embedding: i
     assert (block(session, 299, 15) == block(session, 298, 15)) is lacking
 
 
-@pytest.mark.parametrize("name", ["random", "biased", "short", "padded", *WINDOWED])
+@pytest.mark.parametrize("name", ["random", "d5", "short", "padded", *WINDOWED])
 def test_blocks_of_the_reference(name: str, workshop: Workshop) -> None:
     """On contexts shorter and longer than the window, within what activations that round otherwise to int8 make."""
     check_blocks(workshop, name, 0.04)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["random", "biased", *WINDOWED])
+@pytest.mark.parametrize("name", ["random", "d5", *WINDOWED])
 def test_float32_blocks_of_the_reference(name: str, float32_workshop: Workshop) -> None:
     """Where nothing is rounded to int8."""
     check_blocks(float32_workshop, name, 1e-3)

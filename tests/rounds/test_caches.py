@@ -14,7 +14,7 @@ from tests.rounds.running import MIXED, WIDTHS, generate
 
 TEXT = np.random.default_rng(5).integers(0, 300, 333).tolist()
 CHUNKINGS = ([333 % 16, *[16] * 20], [256, 64, 13], [1, 64, 3, 256, 9], [64] * 5 + [2] * 6 + [1])
-PAIRS = ["pycode-v1", "pycode-v2", "windowed-v1", "windowed-v2", "biased", "reduced"]
+PAIRS = ["pycode-v1", "pycode-v2", "windowed-v1", "windowed-v2", "d5", "reduced"]
 
 
 def commit(session: Session, tokens: list[int], chunks: list[int]) -> Session:

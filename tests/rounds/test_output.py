@@ -19,7 +19,7 @@ from tests.rounds.running import MIXED, WIDTHS, afresh, generate
 TARGET_OF = {
     **dict.fromkeys(("pycode-v1", "pycode-v2", "pycode-v1-whole", "pycode-v2-whole"), "pycode"),
     **dict.fromkeys(("oracle-v1", "oracle-v2", "blind"), "counting"),
-    **dict.fromkeys(("random", "windowed-v1", "windowed-v2", "biased", "reduced", "short", "padded", "identity"),
+    **dict.fromkeys(("random", "windowed-v1", "windowed-v2", "d5", "reduced", "short", "padded", "identity"),
                     "random-alone"),
 }
 PAIRS = sorted(TARGET_OF)
