@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflashc.compiler.gguf import open_gguf
-from dflashc.compiler.models import architectures, build_graph, read_model_config
+from dflashc.compiler.models import architectures, build_graph, check_model, read_model_config
 from dflashc.runtime.errors import BuildError
 from tests.compiler.models.interpreted import InterpretedModel
 from tests.compiler.models.tiny import TinyModel, random, tiny, variants
@@ -71,6 +71,18 @@ def test_weights_are_parameters_of_their_logical_shape(tmp_path: Path) -> None:
     named = {p.name: tuple(map(int, p.ty.shape.values)) for f in module.functions.values() for p in f.params
              if p.name in model.tensors}
     assert named == {name: values.shape for name, values in model.tensors.items()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_walk_reads_the_tensors_of_the_graph(name: str, tmp_path: Path) -> None:
+    """And notes those that nothing reads; factors of the rotary embedding are read with the configuration."""
+    model = VARIANTS[name].with_tensors({"blk.0.none.weight": np.ones(3)})
+    with open_gguf(model.write(tmp_path / "model.gguf")) as file:
+        config = read_model_config(file)
+        module = build_graph(file, config)
+        assert check_model(file, config) == ["1 tensor of the model is not used: 'blk.0.none.weight'"]
+    read = {p.name for f in module.functions.values() for p in f.params}
+    assert model.tensors.keys() - read - {"rope_freqs.weight"} == {"blk.0.none.weight"}
 
 
 def tensors_of_a_layer(architecture: str) -> list[str]:
