@@ -242,6 +242,7 @@ def tune(**options: Any) -> None:
 @click.option("--plan", "program", is_flag=False, flag_value="", metavar="[NAME]",
               help="List the programs and rounds of an artefact, or the launches of one: decode.1, round.7.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--kernels", is_flag=True, help="List the kernels of an artefact for a GPU, with what each takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(path: Path, **options: Any) -> None:
     """Describe PATH: a GGUF model, supported or not, a drafter, or an artefact."""

@@ -27,13 +27,17 @@ ROLES = ("model", "drafter")
 """Of the sources of an artefact, in order."""
 
 
-def inspect(path: Path, context: int | None, program: str | None, tensors: bool, as_json: bool) -> None:
+def inspect(path: Path, context: int | None, program: str | None, tensors: bool, kernels: bool, as_json: bool) -> None:
     """Print what `path` is; `program` is None without --plan, and empty for a list of programs."""
     from dflashc.compiler.inspect import describe_artefact, describe_gguf
 
     is_artefact = path.is_dir() and ((path / NAME).exists() or not any(path.glob("*.gguf")))
-    if not is_artefact and (program is not None or context is not None):
-        raise click.UsageError(f"{path} is no artefact: --plan and --ctx need one (see also `build --dry-run`)")
+    if not is_artefact and (program is not None or context is not None or kernels):
+        raise click.UsageError(f"{path} is no artefact: --plan, --kernels and --ctx need one (see also "
+                               "`build --dry-run`)")
+    if kernels:
+        _print_kernels(path, as_json)
+        return
     if program:
         _print_program(path, program, context, as_json)
         return
@@ -58,6 +62,13 @@ def _print_program(path: Path, name: str, context: int | None, as_json: bool) ->
         return
     described = describe_round(artefact, name, artefact.plan.max_context if context is None else context)
     _print(described, list(round_tables(described)), as_json)
+
+
+def _print_kernels(path: Path, as_json: bool) -> None:
+    from dflashc.compiler.inspect_kernels import describe_kernels
+
+    described = describe_kernels(load_artefact(path))
+    _print(described, [kernel_table(described)], as_json)
 
 
 def check(target: Path, drafter: Path, overrides: Overrides, as_json: bool) -> None:
@@ -177,6 +188,15 @@ def device_table(devices: list[dict[str, Any]]) -> Table:
 def _limits(limits: dict[str, Any]) -> str:
     return (f"{limits['threads_in_all']} threads, {size(limits['shared'])} shared, {limits['groups']:,} workgroups, "
             f"{size(limits['binding'])} a buffer")
+
+
+def kernel_table(kernels: list[dict[str, Any]]) -> Table:
+    """Kernels of a GPU; what only the driver knows stays empty."""
+    columns = ("kernel", ">launches", ">threads", ">shared memory", ">registers", ">spilled", ">code")
+    return Table("Kernels", columns, [
+        (k["name"], str(k["launches"]), str(k["threads"]), size(k["shared"]),
+         "" if k["registers"] is None else str(k["registers"]), "" if k["spilled"] is None else size(k["spilled"]),
+         "" if k["bytes"] is None else size(k["bytes"])) for k in kernels])
 
 
 def _config(config: dict[str, Any]) -> Table:
