@@ -217,11 +217,16 @@ def _describe(hip: Hip, number: int) -> GpuInfo:
     hip.call("hipGetDevicePropertiesR0600", ctypes.addressof(properties), number)
     found = re.search(rb"gfx[0-9a-f]+", properties.raw[len(name) :])
     memory = int(hip.get("hipDeviceTotalMem", number, of=ctypes.c_size_t))
-    version = int(hip.get("hipRuntimeGetVersion", of=ctypes.c_int))
+    release, version = divmod(int(hip.get("hipRuntimeGetVersion", of=ctypes.c_int)) // 10**5, 100)
     integrated = hip.get("hipDeviceGetAttribute", _INTEGRATED, number, of=ctypes.c_int)
     # The same on every GPU that HIP knows.
     limits = Limits(groups=(1 << 31) - 1, threads=(1024, 1024, 1024), threads_in_all=1024, shared=64 << 10,
                     buffers=1 << 10, binding=memory, allocation=memory)
     return GpuInfo(name.value.decode(errors="replace"), "integrated" if integrated else "discrete",
-                   f"HIP {version // 10**7}.{version // 10**5 % 100}", found[0].decode() if found else "", memory,
-                   limits, unfit="" if found else "does not tell its architecture")
+                   f"HIP {release}.{version}", found[0].decode() if found else "", memory, limits,
+                   _runtimes_up_to(release, version), "" if found else "does not tell its architecture")
+
+
+def _runtimes_up_to(release: int, version: int) -> frozenset[str]:
+    """The runtimes that this one stands for where an artefact requires one, or a later one: "HIP 7.2" and before."""
+    return frozenset(f"HIP {r}.{v}" for r in range(release + 1) for v in range(10) if (r, v) <= (release, version))

@@ -29,6 +29,9 @@ class RocmTarget(GpuTarget):
     def missing(self) -> list[str]:
         return toolchain.missing()
 
+    def requirements(self, features: Sequence[str] = ()) -> Requirements:
+        return super().requirements([*features, *filter(None, [ARCHITECTURES[self.traits.arch].runtime])])
+
     def compile(self, requests: Sequence[KernelRequest], folder: Path,
                 progress: Callable[[int], None]) -> Requirements:
         workers = processors()

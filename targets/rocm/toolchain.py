@@ -16,7 +16,7 @@ from dflashc.targets.rocm.ir import TRIPLE
 
 CODE_OBJECT_VERSION = 5
 
-_LINKERS = ("ld.lld", *(f"ld.lld-{version}" for version in range(30, 15, -1)))
+_LINKERS = (*(f"ld.lld-{version}" for version in range(30, 15, -1)), "ld.lld")
 _SECONDS = 120
 _VERSION_FLAG = f"""\
 target triple = "{TRIPLE}"

@@ -39,6 +39,14 @@ def test_code_for_another_architecture_is_never_used(library: FakeHip, artefact:
         open_device(artefact)
 
 
+def test_a_runtime_stands_for_those_before_it(library: FakeHip, tmp_path: Path) -> None:
+    (info,) = hip.find_gpus()
+    assert {"HIP 7.2", "HIP 7.1", "HIP 6.4"} <= info.features
+    artefact = write_tiny(tmp_path, gpu_requirements("rocm", "gfx1100", ("HIP 7.3",)), module_code())
+    with pytest.raises(TargetError, match=r"lacks HIP 7\.3: update its driver"):
+        open_device(artefact)
+
+
 def test_no_runtime(monkeypatch: pytest.MonkeyPatch, artefact: Artefact) -> None:
     monkeypatch.setattr(hip, "LIBRARIES", ("libnothing.so",))
     with pytest.raises(TargetError, match=r"libamdhip64\.so was not found: install ROCm"):
