@@ -153,7 +153,7 @@ def lower(options: BuildOptions) -> Lowered:
     module = build_graph(gguf, config, pair.config.taps if pair else ())
     if drafter_graph is not None:
         module.update(drafter_graph)
-    module.update(choice_functions(config.vocabulary))
+    module.update(choice_functions(config.vocabulary, pair.config.selector_top_k if pair else 0))
     sources, notes = _weights(module, tensors, config, pair, target)
     packed = {name: s.packed for name, s in sources.items()}
     module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()},
@@ -189,7 +189,7 @@ def _drafter(pair: PairReport | None) -> dict[str, Any]:
 
     width = most_width(pair.config)
     return {"width": width, "block_rows": width + 1 if pair.overrides.draft_rows == "full" else 0,
-            "mask_id": pair.config.mask_id, "pair": pair.to_json()}
+            "mask_id": pair.config.mask_id, "candidates": pair.config.selector_top_k, "pair": pair.to_json()}
 
 
 def _context(asked: int, config: ModelConfig) -> int:

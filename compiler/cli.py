@@ -193,6 +193,11 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context in tokens [4096, or what is needed].")
 @click.option("--width", type=_Width(), default="auto", show_default=True,
               help="Tokens to draft per round, of a pair; 0 drafts none, auto as many as promise most speed.")
+@click.option("--accept", default="auto", show_default=True,
+              help="How sampled texts accept drafts: match (the text of a seed is that of plain decoding), reject (the "
+                   "law is), auto (reject where the drafter gives probabilities).")
+@click.option("--p-min", type=float, default=0.0, show_default=True,
+              help="End a draft before a token that the drafter gives less than this probability.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that compute on a CPU [available cores].")
 @_device_options
 @click.option("-q", "--quiet", is_flag=True, help="Print neither statistics nor notes and warnings.")
@@ -200,6 +205,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **options: Any) -> None:
     """Generate text with an ARTEFACT. Text goes to standard output, statistics to standard error."""
     from dflashc.compiler import cli_run
+    from dflashc.runtime.drafting import DraftParameters
     from dflashc.runtime.sampling import SamplingParameters
 
     if (prompt is not None) + (file is not None) + chat != 1:
@@ -209,7 +215,8 @@ def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **
     if file is not None:
         prompt = cli_run.read_prompt(file)
     sampling = SamplingParameters(**{f.name: options.pop(f.name) for f in fields(SamplingParameters)})
-    chosen = cli_run.RunOptions(parameters=sampling, verbose=settings.verbose, **options)
+    drafting = DraftParameters(**{f.name: options.pop(f.name) for f in fields(DraftParameters)})
+    chosen = cli_run.RunOptions(parameters=sampling, drafting=drafting, verbose=settings.verbose, **options)
     if prompt is None:
         cli_run.chat(chosen)
     elif not cli_run.answer(chosen, prompt):

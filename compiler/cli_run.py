@@ -18,6 +18,7 @@ from typing import Literal
 from dflashc.runtime import speculation, tuning
 from dflashc.runtime.choose_width import make_width
 from dflashc.runtime.costs import CostTable
+from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.generate import Generator, Model, Report, load
 from dflashc.runtime.sampling import SamplingParameters
@@ -30,6 +31,7 @@ class RunOptions:
 
     artefact: Path
     parameters: SamplingParameters
+    drafting: DraftParameters
     system: str | None
     stops: tuple[str, ...]
     max_tokens: int | None
@@ -109,8 +111,8 @@ class Answers:
 
     def __init__(self, model: Model, options: RunOptions, needed: int) -> None:
         self._model, self._options = model, options
-        self._width, notes = make_width(model.artefact, model.device, options.width,
-                                        greedy=options.parameters.is_plain_argmax)
+        as_recorded = options.parameters.is_plain_argmax and not options.drafting.p_min
+        self._width, notes = make_width(model.artefact, model.device, options.width, as_recorded=as_recorded)
         self._generator = _generator(model, options, needed)
         self._said = speculation.OnceOnly()
         if not options.quiet:
@@ -128,7 +130,8 @@ class Answers:
                     raise _Interrupted
 
             texts = self._generator.generate(ids, self._options.parameters, max_tokens=self._options.max_tokens,
-                                             stops=self._options.stops, width=self._width, pause=pause)
+                                             stops=self._options.stops, width=self._width, pause=pause,
+                                             drafting=self._options.drafting)
             with suppress(_Interrupted), closing(texts):
                 for text in texts:
                     shown.append(text)
@@ -144,8 +147,9 @@ class Answers:
         if report is None or self._options.quiet:
             return
         print(_statistics(report, self._model.load_seconds), file=sys.stderr)
-        if (summary := speculation.summary(report.statistics)) is not None:
-            print(f"[{summary}]", file=sys.stderr)
+        for line in (speculation.summary(report.statistics), speculation.time_shares(report.statistics)):
+            if line is not None:
+                print(f"[{line}]", file=sys.stderr)
         promises, plain_seconds = self._expected()
         _say(f"note: {text}" for text in self._said.new(self._generator.session.notes))
         _say(f"warning: {text}" for text in

@@ -152,20 +152,36 @@ def local_convolution(x: Expr, dynamic: Expr, base: Expr, side: int) -> Expr:
     return operator("local_convolution", [x, dynamic, base], [side], _like(x))
 
 
-def select_candidates(logits: Expr, d2t: Sequence[Expr], projected: Expr, tokens: Expr, predecessor: Expr,
-                      successor: Expr, count: int) -> Expr:
-    """DFlash2's candidate selector, greedy: int32 (m,).
+def select_candidates(logits: Expr, d2t: Sequence[Expr], projected: Expr, tokens: Expr, state: Expr, sampling: Expr,
+                      predecessor: Expr, successor: Expr, count: int) -> Expr:
+    """DFlash2's candidate selector: a tuple (ids, confidence (m,), candidates, probabilities (m, count)).
 
-    Left to right, row i takes among the `count` largest logits the candidate c with the largest
-    logit + sum_r predecessor[previous, r] * projected[i, r] * successor[c, r]; that before row 0 is tokens[0].
+    Left to right, row i gives each of its `count` largest logits c, the candidates, the score
+    logit + sum_r predecessor[previous, r] * projected[i, r] * successor[c, r]; that before row 0 is tokens[0]. It
+    proposes the best one or, where the request's proposals are drawn, one from `probabilities`, softmax(score / T), by
+    the random number for position state[0] + state[1] + i + 1; else `probabilities` are 1 for what is proposed. Its
+    confidence is the best score's share of softmax(score). Ids are int32, confidence float32, probabilities float64.
 
     Parameters
     ----------
     d2t : empty where logit c is token c's, or the token of each logit, int32
+    sampling : the request's parameters
     """
+    rows = shape(logits)[0]
+    types = [((rows,), "int32"), ((rows,), "float32"), ((rows, count), "int32"), ((rows, count), "float64")]
     return operator("select_candidates",
-                    [logits, relax.Tuple(list(d2t)), projected, tokens, predecessor, successor], [count],
-                    relax.TensorType((shape(logits)[0],), "int32"))
+                    [logits, relax.Tuple(list(d2t)), projected, tokens, state, sampling, predecessor, successor],
+                    [count], relax.TupleType([relax.TensorType(*t) for t in types]))
+
+
+def best_candidate(logits: Expr, d2t: Sequence[Expr], count: int) -> Expr:
+    """The largest logit of each row, the lowest on ties: a tuple (ids int32 (m,), confidence float32 (m,)).
+
+    Its confidence is its share of the softmax over the `count` largest logits. `d2t` as for `select_candidates`.
+    """
+    rows = shape(logits)[0]
+    return operator("best_candidate", [logits, relax.Tuple(list(d2t))], [count],
+                    relax.TupleType([relax.TensorType((rows,), "int32"), relax.TensorType((rows,), "float32")]))
 
 
 def scale(x: Expr, factor: float) -> Expr:
@@ -321,6 +337,18 @@ def draw(logits: Expr, tokens: Expr, state: Expr, history: Expr, sampling: Expr)
     parameters. The logits are overwritten with penalised ones.
     """
     return operator("draw", [logits, tokens, state, history, sampling], [],
+                    relax.TensorType((shape(logits)[0],), "int32"))
+
+
+def judge(logits: Expr, tokens: Expr, state: Expr, history: Expr, sampling: Expr, candidates: Expr,
+          probabilities: Expr) -> Expr:
+    """`draw`, but where the request's proposals are drawn, rows with a proposal behind them do rejection sampling.
+
+    Row i < m - 1 judges tokens[i + 1], which was drawn from row i of `probabilities` (…, count) over `candidates`: it
+    gives that token with probability min(1, p / q), else one drawn from max(p - q, 0), or from p where that is nothing;
+    p is the law that `draw` draws from.
+    """
+    return operator("judge", [logits, tokens, state, history, sampling, candidates, probabilities], [],
                     relax.TensorType((shape(logits)[0],), "int32"))
 
 

@@ -25,6 +25,8 @@ WEIGHT_ALIGNMENT = 64  # bytes
 
 _BUFFERS = {"state", "tokens", "block", "history", "sampling", "residual", "hidden", "ids", "logits", "emitted"}
 """That a session reads or writes by name."""
+CONFIDENCE = "proposals.confidence"
+"""The buffer for how sure the drafter is of each proposal."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,16 @@ def kernel_files(manifest: Manifest) -> tuple[str, ...]:
 
 def _check_together(manifest: Manifest, plan: Plan) -> None:
     """Raise `ArtefactError` unless the plan finds its weights and has all that a session asks for, in its sizes."""
-    width, block_rows = (manifest.drafter.get(key, 0) for key in ("width", "block_rows"))
-    if not all(type(rows) is int and 0 <= rows <= len(plan.programs) for rows in (width, block_rows)):
-        raise ArtefactError(f"the manifest gives {width!r} for width and {block_rows!r} for block_rows: "
-                            "build the artefact again")
-    programs = all_round_programs(width, block_rows)
+    counts = {key: manifest.drafter.get(key, 0) for key in ("width", "block_rows", "candidates")}
+    for key, count in counts.items():
+        if type(count) is not int or not 0 <= count <= len(plan.programs):
+            raise ArtefactError(f"the manifest gives {count!r} for {key}: build the artefact again")
+    width = counts["width"]
+    programs, buffers = all_round_programs(**counts), _BUFFERS | ({CONFIDENCE} if width else set())
     for program in plan.programs.values():
         if program.role == "decode":
             programs |= {f"positions.{program.rows}", *([f"inject.{program.rows}"] if width else [])}
-    for what, missing in (("program", programs - plan.programs.keys()), ("buffer", _BUFFERS - plan.buffers.keys())):
+    for what, missing in (("program", programs - plan.programs.keys()), ("buffer", buffers - plan.buffers.keys())):
         if missing:
             raise ArtefactError(f"the plan has no {what} {min(missing)!r}: another version of dflashc wrote it; "
                                 "build the artefact again")

@@ -19,13 +19,14 @@ _LEAST = 0.01
 
 
 def make_width(artefact: Artefact, device: Device[Any], asked: int | Literal["auto"], *,
-               greedy: bool = True) -> tuple[WidthController | None, list[str]]:
+               as_recorded: bool = True) -> tuple[WidthController | None, list[str]]:
     """The controller for a session, which should keep it from answer to answer, and notes for the user.
 
     Parameters
     ----------
     asked : a fixed width, 0 drafts nothing; or "auto".
-    greedy : whether the likeliest tokens are taken. Records are of such rounds; others are learnt.
+    as_recorded : whether rounds are like those that records are of: greedy, with drafts that are not cut. Others are
+        learnt.
 
     Returns
     -------
@@ -45,8 +46,8 @@ def make_width(artefact: Artefact, device: Device[Any], asked: int | Literal["au
         return (FixedWidth(asked), []) if most else (None, [])
     if not most:
         return None, ["this artefact has no drafter: decoding plainly"]
-    if not greedy:
-        return AutoWidth(most), ["draft width: learning what rounds cost, since records are of greedy ones"]
+    if not as_recorded:
+        return AutoWidth(most), ["draft width: learning what rounds cost, since records are of greedy, uncut drafts"]
     record, where = tuning.find(artefact, device)
     if record is None:
         return AutoWidth(most), [f"draft width: learning what rounds cost ({where}; see `dflashc tune`)"]

@@ -33,6 +33,9 @@ class Word(IntEnum):
     REPEAT_PENALTY = 6
     FREQUENCY_PENALTY = 7
     PRESENCE_PENALTY = 8
+    DRAFT_TEMPERATURE = 9
+    """What the drafter's proposals are drawn at, and then judged by rejection; 0: the likeliest is proposed, and kept
+    if it is what is drawn."""
 
 
 def refusal(parameters: SamplingParameters, vocabulary: int) -> str | None:
@@ -44,7 +47,8 @@ def refusal(parameters: SamplingParameters, vocabulary: int) -> str | None:
             f"compiled sampler at most {MOST_CANDIDATES}")
 
 
-def sampling_words(parameters: SamplingParameters, vocabulary: int) -> NDArray[np.int64]:
+def sampling_words(parameters: SamplingParameters, vocabulary: int,
+                   draft_temperature: float = 0.0) -> NDArray[np.int64]:
     """The contents of the "sampling" buffer for a request that is not refused, int64 (len(Word),)."""
     assert parameters.seed is not None  # set when the parameters were made
     window = parameters.repeat_last_n if parameters.repeat_last_n >= 0 else 2**31 - 1
@@ -56,6 +60,7 @@ def sampling_words(parameters: SamplingParameters, vocabulary: int) -> NDArray[n
         Word.REPEAT_PENALTY: parameters.repeat_penalty,
         Word.FREQUENCY_PENALTY: parameters.frequency_penalty,
         Word.PRESENCE_PENALTY: parameters.presence_penalty,
+        Word.DRAFT_TEMPERATURE: draft_temperature,
     }
     words = np.zeros(len(Word), np.int64)
     words[Word.SEED] = np.uint64(parameters.seed).view(np.int64)

@@ -20,9 +20,11 @@ from dflashc.runtime.artefact import Artefact, load_artefact
 from dflashc.runtime.detokenizer import TextStream
 from dflashc.runtime.device.base import Device
 from dflashc.runtime.device.opening import open_device
+from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.sampling import SamplingParameters
-from dflashc.runtime.session import Session, Statistics
+from dflashc.runtime.session import Session
+from dflashc.runtime.statistics import Statistics
 from dflashc.runtime.tokenizer import Tokenizer
 from dflashc.runtime.width import WidthController
 
@@ -176,7 +178,8 @@ class Generator:
 
     def generate(self, prompt: Sequence[int], parameters: SamplingParameters, *, max_tokens: int | None = None,
                  stops: Sequence[str] = (), skip_special: bool = True, width: WidthController | None = None,
-                 pause: Callable[[], None] = lambda: None) -> abc.Generator[str, None, None]:
+                 pause: Callable[[], None] = lambda: None,
+                 drafting: DraftParameters | None = None) -> abc.Generator[str, None, None]:
         """Yield the text that each token completes, which may be empty; closing the iterator cancels.
 
         Afterwards the session holds what was shown: tokens beyond, e.g. those of a stop string, are forgotten, and a
@@ -190,6 +193,7 @@ class Generator:
         skip_special : leave control tokens out of the text.
         width : how many tokens to draft per round; None generates plainly.
         pause : called between parts of the prompt; it may raise to cancel.
+        drafting : how proposals are accepted and cut.
         """
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"max_tokens is {max_tokens}, expected at least 1")
@@ -201,7 +205,7 @@ class Generator:
         self.report = None
         try:
             for token in self.session.generate(prompt, parameters, limit, self._tokenizer.end_of_generation_ids, width,
-                                               pause):
+                                               pause, drafting):
                 generated.append(token)
                 output = stream.push((token,))
                 shown += len(output.text)

@@ -92,7 +92,6 @@ class SamplingParameters:
                 kind = "a number" if isinstance(field.default, float) else "a whole number"
                 raise RequestError(f"{field.name} is {value!r}, expected {kind} from {low} to {high}")
 
-
     @property
     def is_penalised(self) -> bool:
         """Whether recent tokens' logits change."""
@@ -174,8 +173,7 @@ def _checked(logits: Logits) -> Logits:
 
 def _penalised(logits: Logits, history: Sequence[int], parameters: SamplingParameters) -> Logits:
     window = len(history) if parameters.repeat_last_n < 0 else min(parameters.repeat_last_n, len(history))
-    off = (parameters.repeat_penalty, parameters.frequency_penalty, parameters.presence_penalty) == (1, 0, 0)
-    if off or window == 0:
+    if not parameters.is_penalised or not window:
         return logits
     recent, counts = np.unique(np.asarray(history[len(history) - window :], np.int64), return_counts=True)
     values = logits[recent].astype(np.float64)

@@ -8,63 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dflashc.runtime.artefact import Artefact
+from dflashc.runtime.artefact import CONFIDENCE, Artefact
 from dflashc.runtime.device.base import Device, Replay
 from dflashc.runtime.device.memories import session_memories
-from dflashc.runtime.device_sampling import refusal, sampling_words
+from dflashc.runtime.device_sampling import Word, refusal, sampling_words
+from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.errors import RequestError
-from dflashc.runtime.rounds import HEADS, round_programs
+from dflashc.runtime.phases import PhaseClock
+from dflashc.runtime.rounds import HEADS, draft_programs, round_programs, verify_programs, weighing
 from dflashc.runtime.sampling import SamplingParameters, sample
+from dflashc.runtime.statistics import Statistics
 from dflashc.runtime.width import WidthController
-
-
-@dataclass
-class Statistics:
-    """What a generation did. Times in seconds; `cached` are prompt tokens that were already in the caches.
-
-    Attributes
-    ----------
-    rounds : int
-        Passes of the target after prefill.
-    drafted, accepted : int
-        Proposals that were verified, and those that were kept (llama.cpp's draft_n and draft_n_accepted).
-    reached : list of int
-        Per position 1.. of a proposal: rounds in which it was kept, out of `offered` rounds in which it was made.
-    round_seconds : dict
-        By width, the time of every round; their sum is `decode_seconds`.
-    """
-
-    prompt: int = 0
-    cached: int = 0
-    generated: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    reached: list[int] = field(default_factory=list)
-    offered: list[int] = field(default_factory=list)
-    round_seconds: dict[int, list[float]] = field(default_factory=dict)
-
-    def count_round(self, width: int, accepted: int) -> None:
-        self.rounds += 1
-        self.drafted += width
-        self.accepted += accepted
-        grow = width - len(self.offered)
-        self.offered += [0] * grow
-        self.reached += [0] * grow
-        for position in range(width):
-            self.offered[position] += 1
-            self.reached[position] += position < accepted
-
-    def time_round(self, width: int, seconds: float) -> None:
-        self.decode_seconds += seconds
-        self.round_seconds.setdefault(width, []).append(seconds)
 
 
 class Session:
@@ -94,6 +52,7 @@ class Session:
         self._row_bytes: int = manifest.config["hidden"] * 4
         self.most_width: int = manifest.drafter.get("width", 0)
         self._block_rows: int = manifest.drafter.get("block_rows", 0)  # of every draft; 0: as many as are wanted
+        self._candidates: int = manifest.drafter.get("candidates", 0)  # tokens that the drafter gives probabilities
         self.tokens: list[int] = []
         self.statistics = Statistics()
         self.notes: list[str] = []
@@ -102,10 +61,13 @@ class Session:
             block = np.full(self.most_width + 1, manifest.drafter["mask_id"], np.int32)
             device.upload(self._memories["block"], block)
         self._replays: dict[tuple[str, ...], Replay] = {}
+        self._clock = PhaseClock()
         self._decode_rows = sorted((p.rows for p in self._plan.programs.values() if p.role == "decode"), reverse=True)
         # what the device's state block holds, so that a round uploads nothing
         self._device_state: tuple[int, int] | None = None
         self._device_anchor: int | None = None
+        self._device_draft_temperature = 0.0
+        self._draft_temperature = 0.0  # of the request
 
     # One run ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +82,7 @@ class Session:
         self._require_room(len(tokens))
         self._set_length(first_row)
         self._device.upload(self._memories["tokens"], np.asarray(tokens, np.int32))
-        self._upload_history(tokens)
+        self._upload_history(tokens, len(self.tokens))
         self._device_anchor = None
         m = len(tokens)
         inject = [f"inject.{m}"] if self.most_width else []
@@ -128,7 +90,7 @@ class Session:
         self._replay(first_row, f"positions.{m}", f"decode.{m}", *inject, *heads).run()
         self.tokens.extend(tokens)
 
-    def round(self, anchor: int, width: int, head: str = "ids") -> list[int]:
+    def round(self, anchor: int, width: int, head: str = "ids", p_min: float = 0.0) -> list[int]:
         """One round on the device: draft `width` proposals after `anchor`, verify, inject, accept.
 
         Returns the tokens after the anchor: the accepted proposals and the target's next token. The anchor and the
@@ -137,32 +99,39 @@ class Session:
         Parameters
         ----------
         head : str
-            "ids" for the likeliest tokens, "draw" for those that the request's sampler draws. A proposal is kept when
-            it is what was chosen (sample-and-match: lossless for every sampler).
+            "ids" for the likeliest tokens, "draw" for those of the request's sampler. A proposal is kept when it is
+            what was chosen; how the sampler chooses, see `DraftParameters.accept`.
+        p_min : float
+            See `DraftParameters`. Above 0 the host looks at the draft before the target runs, over as many rows as are
+            worth it: two waits instead of one.
         """
-        self._verify(anchor, width, *HEADS[head], "inject", "accept")
-        emitted = self._device.download(self._memories["emitted"], "int32", width + 2)
+        temperature = self._draft_temperature if head == "draw" else 0.0
+        proposed = self._verify(anchor, width, p_min, temperature, *HEADS[head], "inject", "accept")
+        emitted = self._device.download(self._memories["emitted"], "int32", proposed + 2)
         accepted = int(emitted[0])
         after = [_chosen(t) for t in emitted[1 : accepted + 2]]
-        self._commit(anchor, after, width)
+        self.tokens += [anchor, *after[:-1]]
+        self.statistics.count_round(width, proposed, accepted)
         self._device_state, self._device_anchor = (len(self.tokens), 0), after[-1]
         return after
 
-    def sampled_round(self, anchor: int, width: int, parameters: SamplingParameters) -> list[int]:
+    def sampled_round(self, anchor: int, width: int, parameters: SamplingParameters, p_min: float = 0.0) -> list[int]:
         """Like `round`, but the host draws the tokens, for samplers that the device does not have."""
-        self._verify(anchor, width, "logits", "inject")
-        proposals = self._device.download(self._memories["tokens"], "int32", width, offset=4)
-        logits = self.logits(width + 1)
-        history, after = [*self.tokens, anchor], []
-        for row in range(width + 1):
-            token = sample(logits[row], history, len(history), parameters)
-            after.append(token)
-            history.append(token)
-            if row == width or token != proposals[row]:
-                break
-        self._upload_history([anchor, *after[:-1]])
-        self._commit(anchor, after, width)
-        return after
+        proposed = self._verify(anchor, width, p_min, 0.0, "logits", "inject")
+        proposals = self._device.download(self._memories["tokens"], "int32", proposed, offset=4).tolist()
+        logits, committed, after = self.logits(proposed + 1), len(self.tokens), [anchor]
+        try:
+            for row, proposal in zip(logits, [*proposals, None], strict=True):
+                self.tokens.append(after[-1])
+                after.append(sample(row, self.tokens, len(self.tokens), parameters))
+                if after[-1] != proposal:
+                    break
+        except BaseException:
+            self.rewind(committed)
+            raise
+        self._upload_history(self.tokens[committed:], committed)
+        self.statistics.count_round(width, proposed, len(after) - 2)
+        return after[1:]
 
     def ids(self, rows: int) -> np.ndarray:
         """Token of each row of the last "ids" or "draw" head, int32 (rows,)."""
@@ -242,7 +211,7 @@ class Session:
 
     def generate(self, prompt: Sequence[int], parameters: SamplingParameters, limit: int,
                  stop: frozenset[int] = frozenset(), width: WidthController | None = None,
-                 pause: Callable[[], None] = lambda: None) -> Iterator[int]:
+                 pause: Callable[[], None] = lambda: None, drafting: DraftParameters | None = None) -> Iterator[int]:
         """Yield tokens until one of `stop` (not yielded), `limit` tokens, or a full context.
 
         `width` chooses how many tokens are drafted per round; plain decoding without one. `pause` as in `prefill`.
@@ -250,7 +219,8 @@ class Session:
         the consumer stops.
         """
         self.statistics = statistics = Statistics(prompt=len(prompt))
-        head = self._choose_head(parameters)
+        drafting = drafting or DraftParameters()
+        head = self._choose_head(parameters, drafting)
         started = time.perf_counter()
         statistics.cached = self.prefill(prompt, head, pause)
         if head == "logits":
@@ -258,7 +228,16 @@ class Session:
         else:
             token = _chosen(self.ids(1)[0])
         statistics.prefill_seconds = time.perf_counter() - started
-        pending = [token]
+        self._clock.start()
+        try:
+            yield from self._answer(token, head, parameters, drafting, limit, stop, width)
+        finally:
+            statistics.phase_seconds = self._clock.seconds(statistics)
+
+    def _answer(self, token: int, head: str, parameters: SamplingParameters, drafting: DraftParameters, limit: int,
+                stop: frozenset[int], width: WidthController | None) -> Iterator[int]:
+        """`generate` from the first token on, which the prompt leads to."""
+        statistics, pending = self.statistics, [token]
         while True:
             base = len(self.tokens) - (len(pending) - 1)  # committed tokens, should none of `pending` be yielded
             yielded = 0
@@ -279,38 +258,65 @@ class Session:
             if self._block_rows > self.context - len(self.tokens):
                 chosen = 0  # the whole block must fit
             if head == "logits":
-                pending = self.sampled_round(token, chosen, parameters)
+                pending = self.sampled_round(token, chosen, parameters, drafting.p_min)
             else:
-                pending = self.round(token, chosen, head)
+                pending = self.round(token, chosen, head, drafting.p_min)
             seconds = time.perf_counter() - started
             statistics.time_round(chosen, seconds)
-            if width:
+            if width:  # what was cut counts as not kept, which makes the tokens of a width right
                 width.record(chosen, len(pending) - 1, seconds)
 
-    def _choose_head(self, parameters: SamplingParameters) -> str:
+    def _choose_head(self, parameters: SamplingParameters, drafting: DraftParameters) -> str:
         """How a request's tokens come about: "ids"; "draw", with the device's sampler set up; or "logits" for the host.
         """
         if parameters.is_plain_argmax:
             return "ids"
-        note = refusal(parameters, self.vocabulary)
-        if note is None:
-            self._device.upload(self._memories["sampling"], sampling_words(parameters, self.vocabulary))
-            return "draw"
-        if note not in self.notes:
-            self.notes.append(note)
-        return "logits"
+        reason, wanted = refusal(parameters, self.vocabulary), drafting.temperature(parameters, self._candidates)
+        self._draft_temperature = 0.0 if reason else wanted
+        if self.most_width:
+            self.statistics.rule = "reject" if self._draft_temperature else "match"
+            if drafting.accept == "reject" and not self._candidates:
+                self._note("proposals are accepted by matching: this drafter gives them no probabilities")
+        if reason:
+            self._note(reason + ("; proposals are accepted by matching" if wanted else ""))
+            return "logits"
+        words = sampling_words(parameters, self.vocabulary, self._draft_temperature)
+        self._device.upload(self._memories["sampling"], words)
+        self._device_draft_temperature = self._draft_temperature
+        return "draw"
 
-    def _verify(self, anchor: int, width: int, *roles: str) -> None:
-        """Draft `width` proposals, run the target over them and the anchor, and then the programs of `roles`."""
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _verify(self, anchor: int, width: int, p_min: float, draft_temperature: float, *roles: str) -> int:
+        """Draft `width` proposals, run the target over the anchor and those that are worth it, then `roles`.
+
+        Returns how many are worth it: all, or those before the first one of less confidence than `p_min`.
+        """
         self._require_room(max(width + 1, self._block_rows if width else 0))
         self._set_length()
         self._set_anchor(anchor)
+        self._set_draft_temperature(draft_temperature)
         roles = tuple(role for role in roles if role != "inject" or self.most_width)
-        self._replay(0, *round_programs(width, self._block_rows, *roles)).run()
+        if not width or not p_min:
+            self._run(round_programs(width, self._block_rows, *roles))
+            return width
+        self._run(draft_programs(width, self._block_rows, weighing(self._candidates)))
+        confidence = self._device.download(self._memories[CONFIDENCE], "float32", width)
+        unsure = np.flatnonzero(~(confidence >= p_min))  # no number is unsure too
+        proposed = int(unsure[0]) if unsure.size else width
+        self._run(verify_programs(proposed, *roles))
+        return proposed
 
-    def _commit(self, anchor: int, after: list[int], width: int) -> None:
-        self.tokens += [anchor, *after[:-1]]
-        self.statistics.count_round(width, len(after) - 1)
+    def _run(self, programs: Sequence[str]) -> None:
+        """Run programs of a round."""
+        started = time.perf_counter()
+        replay = self._replay(0, *programs)
+        recorded = time.perf_counter()
+        replay.run()
+        self.statistics.record_seconds += recorded - started
+        self.statistics.device_seconds += time.perf_counter() - recorded
 
     def _require_room(self, count: int) -> None:
         if len(self.tokens) + count > self.context:
@@ -331,9 +337,15 @@ class Session:
             self._device.upload(self._memories["block"], first)
         self._device_anchor = None
 
-    def _upload_history(self, tokens: Sequence[int]) -> None:
-        """Write tokens that are about to be committed to the device's history."""
-        self._device.upload(self._memories["history"], np.asarray(tokens, np.int32), offset=4 * len(self.tokens))
+    def _set_draft_temperature(self, temperature: float) -> None:
+        """Tell the device how proposals are drawn."""
+        if self._device_draft_temperature != temperature:
+            self._device.upload(self._memories["sampling"], np.array([temperature]), offset=8 * Word.DRAFT_TEMPERATURE)
+        self._device_draft_temperature = temperature
+
+    def _upload_history(self, tokens: Sequence[int], position: int) -> None:
+        """Write committed tokens, the first at `position`, to the device's history."""
+        self._device.upload(self._memories["history"], np.asarray(tokens, np.int32), offset=4 * position)
 
     def _replay(self, first_row: int, *programs: str) -> Replay:
         """The recorded run of `programs`, in order; heads read the residual stream from `first_row` on."""
@@ -341,8 +353,9 @@ class Session:
         if key not in self._replays:
             memories = dict(self._memories)
             memories["hidden"] = self._memories["residual"].view(first_row * self._row_bytes)
-            launches = [x for name in programs for x in self._plan.programs[name].launches]
-            self._replays[key] = self._device.record(launches, memories, self.context)
+            chosen = [self._plan.programs[name] for name in programs]
+            self._replays[key] = self._device.record([x for p in chosen for x in p.launches], memories, self.context)
+            self._clock.add(self._replays[key], chosen)
         return self._replays[key]
 
 

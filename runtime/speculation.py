@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from dflashc.runtime.session import Statistics
+from dflashc.runtime.statistics import Statistics
 from dflashc.runtime.width import Promise
 
 _SHOWN = 8  # positions
@@ -16,27 +16,38 @@ _ROUNDS = 32  # before anything is said about acceptance
 _PLAIN_ROUNDS = 8
 _LOW = 0.1  # accepted proposals per round
 _UNUSED = 0.95  # of the rounds
+_LEAST_SHARE = 1.0  # percent of the time that a phase is named for
+_RULES = {"": "", "match": "by matching ", "reject": "by rejection "}
 
 
 def summary(statistics: Statistics) -> str | None:
     """One line; None when nothing was drafted.
 
-    Per position it gives the share of rounds that kept it, out of those that made it.
+    Per position it gives the share of rounds that kept it, out of those that verified it.
     """
-    drafted = drafted_rounds(statistics)
-    if not drafted:
+    drafts = statistics.drafts
+    if not drafts:
         return None
-    tokens = drafted + statistics.accepted
+    tokens, plain = drafts + statistics.accepted, statistics.rounds - drafts
     shares = [r / o for r, o in zip(statistics.reached, statistics.offered, strict=True)]
     shown = " ".join(f"{share:.2f}" for share in shares[:_SHOWN]) + (" …" if len(shares) > _SHOWN else "")
-    plain = statistics.rounds - drafted
-    return (f"speculation: {tokens} tokens in {drafted} rounds, {tokens / drafted:.2f} per round"
-            + (f", {plain} plain steps" if plain else "") + f", accepted {shown} per position")
+    left, made = statistics.drafted / drafts, (statistics.drafted + statistics.cut) / drafts
+    return (f"speculation: {tokens} tokens in {drafts} rounds, {tokens / drafts:.2f} per round"
+            + (f", {plain} plain steps" if plain else "")
+            + (f", p-min left {left:.1f} of {made:.1f} proposals" if statistics.cut else "")
+            + (f", accepted {_RULES[statistics.rule]}{shown} per position" if shown else ""))
 
 
-def drafted_rounds(statistics: Statistics) -> int:
-    """Rounds that drafted something."""
-    return statistics.offered[0] if statistics.offered else 0
+def time_shares(statistics: Statistics) -> str | None:
+    """One line on where the time of the rounds went, the costliest phase first; None where nothing was counted."""
+    total = sum(statistics.phase_seconds.values())
+    if not total:
+        return None
+    shares = {phase: 100 * seconds / total for phase, seconds in statistics.phase_seconds.items()}
+    shown = {phase: share for phase, share in shares.items() if share >= _LEAST_SHARE}
+    if (rest := sum(shares.values()) - sum(shown.values())) >= _LEAST_SHARE:
+        shown["other"] = rest
+    return "time: " + ", ".join(f"{phase} {shown[phase]:.0f} %" for phase in sorted(shown, key=lambda p: -shown[p]))
 
 
 def warnings(statistics: Statistics, promises: Sequence[Promise] = (), plain_seconds: float | None = None) -> list[str]:
@@ -67,24 +78,24 @@ class OnceOnly:
 
 
 def _low_acceptance(statistics: Statistics) -> str | None:
-    drafted = drafted_rounds(statistics)
-    if drafted < _ROUNDS or statistics.accepted >= _LOW * drafted:
+    drafts = statistics.drafts
+    if drafts < _ROUNDS or statistics.accepted >= _LOW * drafts:
         return None
-    return (f"hardly any draft is accepted: {statistics.accepted} of {statistics.drafted} proposals in {drafted} "
+    return (f"hardly any draft is accepted: {statistics.accepted} of {statistics.drafted} proposals in {drafts} "
             "rounds; likely causes: a drafter for another model or quantisation, layers tapped one off (build with "
             "--taps-offset), a text longer than the drafter's window, or thinking the drafter was not trained for")
 
 
 def _slower(statistics: Statistics, plain_seconds: float | None) -> str | None:
     """Compares medians, since single rounds may wait for other work; of answers that were drafted for the most part."""
-    drafted = drafted_rounds(statistics)
+    drafts = statistics.drafts
     plain = statistics.round_seconds.get(0, [])
     if len(plain) >= _PLAIN_ROUNDS:
         plain_seconds = median(plain)
-    if drafted < max(_ROUNDS, statistics.rounds / 2) or plain_seconds is None:
+    if drafts < max(_ROUNDS, statistics.rounds / 2) or plain_seconds is None:
         return None
     seconds = sum(len(times) * median(times) for width, times in statistics.round_seconds.items() if width)
-    ours = (drafted + statistics.accepted) / seconds
+    ours = (drafts + statistics.accepted) / seconds
     if ours * plain_seconds >= 1:
         return None
     return (f"speculation is slower than plain decoding: {ours:,.1f} against {1 / plain_seconds:,.1f} tokens per "

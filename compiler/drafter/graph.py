@@ -1,8 +1,9 @@
 """Writes a drafter's graph, unfused: the injection of context features, and the block that is drafted.
 
-Three functions: `inject` (taps of committed rows into the drafter's K/V caches), `draft` (block tokens to the residual
-stream) and `propose` (residual rows after the anchor to token ids). The body is Qwen 3's, whatever the target's;
-DFlash2 adds local convolutions around each sublayer and the candidate selector. Knows nothing of dialects or speed.
+Functions: `inject` (taps of committed rows into the drafter's K/V caches), `draft` (block tokens to the residual
+stream) and `propose` (residual rows after the anchor to token ids); version 1 has `weigh` too, which proposes the same
+and says how sure it is, as `propose` of version 2 always does. The body is Qwen 3's, whatever the target's; DFlash2
+adds local convolutions around each sublayer and the candidate selector. Knows nothing of dialects or speed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.graph import Expr, Graph
 from dflashc.compiler.models.relax_graph import RelaxGraph, function
 
+CONFIDENCE_CANDIDATES = 10
+"""Logits that a confidence of version 1 is a share of; llama.cpp's p-min looks at as many."""
+
 
 def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
     """The drafter's body as a decoder's configuration; `vocabulary` is that of the table it embeds with."""
@@ -32,7 +36,7 @@ def body_config(drafter: DrafterConfig, vocabulary: int) -> ModelConfig:
 
 def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
                    target_tensors: Mapping[str, GgufTensor]) -> tvm.IRModule:
-    """`inject`, `draft` and `propose` of a drafter.
+    """`inject`, `draft`, `propose` and, of version 1, `weigh`.
 
     Parameters
     ----------
@@ -50,6 +54,8 @@ def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
     module["inject"] = function(graph(), lambda g: _inject(g, drafter))
     module["draft"] = function(graph(), lambda g: _draft(g, drafter, target_tensors))
     module["propose"] = function(graph(), lambda g: _propose(g, drafter, target_tensors))
+    if drafter.version == 1:
+        module["weigh"] = function(graph(), lambda g: _weigh(g, drafter, target_tensors))
     return module
 
 
@@ -101,25 +107,47 @@ def _layer(g: Graph, drafter: DrafterConfig, x: Expr, layer: int, table: Expr, m
 def _propose(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> Expr:
     """Row i of `hidden` is row i + 1 of the block: the anchor's own row proposes nothing."""
     c = g.config
-    x = g.norm(g.input("hidden", (g.rows, c.hidden), "float32"), "output_norm")
-    head = _shared(g, "shared" if drafter.head == "shared" else "own",
-                   "token_embd.weight" if drafter.head == "tied" else "output.weight", target_tensors)
-    logits = g.call("linear", x, head, name="logits")
-    d2t = [g.input(f"{PREFIX}d2t", (drafter.draft_vocabulary,), "int32")] if drafter.draft_vocabulary else []
+    x, logits = _head(g, drafter, target_tensors)
+    d2t = _d2t(g, drafter)
     if drafter.version == 1:  # scale and softcap are monotone: they do not move the arg-max
         ids = g.call("argmax", logits, name="ids")
         return g.call("look_up", ids, *d2t, name="tokens") if d2t else ids
-    if drafter.logit_scale != 1:
-        logits = g.call("scale", logits, drafter.logit_scale)
-    if drafter.logit_softcap:
-        logits = g.call("softcap", logits, drafter.logit_softcap)
     rank = drafter.selector_rank
     projected = g.linear(x, "selector_hidden", rank, c.hidden)
     predecessor, successor = (g.weight(f"selector_{which}.weight", c.vocabulary, rank)
                               for which in ("predecessor", "successor"))
     block = g.input("block", (g.rows,), "int32")
-    return g.call("select_candidates", logits, d2t, projected, block, predecessor, successor, drafter.selector_top_k,
-                  name="ids")
+    return g.call("select_candidates", _finish(g, drafter, logits), d2t, projected, block, g.state, g.sampling,
+                  predecessor, successor, drafter.selector_top_k, name="proposals")
+
+
+def _weigh(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> Expr:
+    """What `propose` of version 1 gives, with confidence."""
+    _, logits = _head(g, drafter, target_tensors)
+    return g.call("best_candidate", _finish(g, drafter, logits), _d2t(g, drafter), CONFIDENCE_CANDIDATES,
+                  name="proposals")
+
+
+def _head(g: Graph, drafter: DrafterConfig, target_tensors: Mapping[str, GgufTensor]) -> tuple[Expr, Expr]:
+    """The normed hidden state of the rows, and its product with the head."""
+    x = g.norm(g.input("hidden", (g.rows, g.config.hidden), "float32"), "output_norm")
+    head = _shared(g, "shared" if drafter.head == "shared" else "own",
+                   "token_embd.weight" if drafter.head == "tied" else "output.weight", target_tensors)
+    return x, g.call("linear", x, head, name="logits")
+
+
+def _d2t(g: Graph, drafter: DrafterConfig) -> list[Expr]:
+    """The token of each of the head's rows; empty where row i is token i."""
+    return [g.input(f"{PREFIX}d2t", (drafter.draft_vocabulary,), "int32")] if drafter.draft_vocabulary else []
+
+
+def _finish(g: Graph, drafter: DrafterConfig, logits: Expr) -> Expr:
+    """Scaled and capped, as the drafter was trained."""
+    if drafter.logit_scale != 1:
+        logits = g.call("scale", logits, drafter.logit_scale)
+    if drafter.logit_softcap:
+        logits = g.call("softcap", logits, drafter.logit_softcap)
+    return logits
 
 
 def _shared(g: Graph, owner: str, name: str, target_tensors: Mapping[str, GgufTensor]) -> Expr:

@@ -1,9 +1,9 @@
 """Which programs a model or a pair consists of, at which rows, and the buffers they meet in.
 
 Roles: `positions` (rope tables, once per run), `decode` (target), `ids` and `logits` (its heads), `draw` (the sampler),
-`accept`, and for a pair `inject`, `draft` and `propose`. A round of width m is positions, draft, propose, decode, ids
-(or logits and draw), inject, accept, all at m + 1 rows, `propose` at m; a plain step is a round of width 0. Knows no
-kernel and no format.
+`accept`, and for a pair `inject`, `draft` and `propose` (or `weigh`, see `compiler.drafter.graph`). A round of width m
+is positions, draft, propose, decode, ids (or logits and draw), inject, accept, all at m + 1 rows, `propose` at m; a
+plain step is a round of width 0. Knows no kernel and no format.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dflashc.compiler.lower.program import ARENA, LoweredProgram, Lowering
 from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.graph import cache_name
 from dflashc.passes import operators as op
+from dflashc.runtime.artefact import CONFIDENCE
 from dflashc.runtime.device_sampling import Word
 from dflashc.runtime.plan import Buffer, Operand, Plan, Program
 from dflashc.targets.context import PackedWeight, Parts, Rule
@@ -29,6 +30,8 @@ PREFILL_ROWS = (64, 256)
 MOST_ROWS = max(PREFILL_ROWS)
 MOST_HEAD_ROWS = max(VERIFY_ROWS)
 STATE_WORDS = 8
+CANDIDATES, PROBABILITIES = "proposals.candidates", "proposals.probabilities"
+"""Buffers for the laws that `propose` of version 2 draws from."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,25 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
     return LoweredPlan(plan, requests)
 
 
-def choice_functions(vocabulary: int) -> tvm.IRModule:
-    """The Relax functions that end a round, each of one call: `draw` and `accept`, see `operators`."""
+def choice_functions(vocabulary: int, candidates: int = 0) -> tvm.IRModule:
+    """The Relax functions that end a round, each of one call: `draw` and `accept`, see `operators`.
+
+    Parameters
+    ----------
+    candidates : int
+        Tokens that a drafter gives probabilities, so that `draw` can judge by them; 0 where none are given.
+    """
     rows, context = tvm.tirx.Var("m", "int64"), tvm.tirx.Var("context", "int64")
     tokens, ids, block = (relax.Var(n, relax.TensorType((rows,), "int32")) for n in ("tokens", "ids", "block"))
     history = relax.Var("history", relax.TensorType((context,), "int32"))
     state = relax.Var("state", relax.TensorType((STATE_WORDS,), "int64"))
     sampling = relax.Var("sampling", relax.TensorType((len(Word),), "int64"))
     logits = relax.Var("logits", relax.TensorType((rows, vocabulary), "float32"))
+    laws = [relax.Var(name, relax.TensorType((MOST_HEAD_ROWS, candidates), dtype))
+            for name, dtype in ((CANDIDATES, "int32"), (PROBABILITIES, "float64"))] if candidates else []
     module = tvm.IRModule()
-    for name, operator, parameters in (("draw", op.draw, [logits, tokens, state, history, sampling]),
+    draw = [logits, tokens, state, history, sampling, *laws]
+    for name, operator, parameters in (("draw", op.judge if laws else op.draw, draw),
                                        ("accept", op.accept, [tokens, ids, state, block, history])):
         builder = relax.BlockBuilder()
         with builder.function(name, parameters):
@@ -133,6 +145,10 @@ def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig |
         width = drafter.target_hidden * len(drafter.taps)
         size = {"int8": 1, "int16": 2}.get(dtype, 4)
         yield Buffer(f"features.{index}", "scratch", MOST_ROWS * width // group * size)
+    yield Buffer(CONFIDENCE, "output", MOST_HEAD_ROWS * 4)
+    if drafter.selector_top_k:
+        yield Buffer(CANDIDATES, "state", MOST_HEAD_ROWS * drafter.selector_top_k * 4)
+        yield Buffer(PROBABILITIES, "state", MOST_HEAD_ROWS * drafter.selector_top_k * 8)
     for which in "kv":
         per_layer = drafter.kv_heads * drafter.head_size * 2
         yield Buffer(f"{PREFIX}cache.{which}", "cache", 0, drafter.layers * per_layer)
@@ -182,10 +198,16 @@ def _pair_jobs(drafter: DrafterConfig, full_rows: bool) -> Iterator[_Job]:
     block_rows = most_width(drafter) + 1
     for rows in [block_rows] if full_rows else range(2, block_rows + 1):
         yield _Job("draft", rows, parameters=_drafter_caches(drafter), outputs=(residual,))
-    for width in range(1, block_rows):
-        # the proposals are the rows after the anchor's, and go where the target reads them
-        yield _Job("propose", width, parameters={"hidden": Operand("buffer", residual.name, drafter.hidden * 4)},
-                   outputs=(Operand("buffer", "tokens", 4),))
+    # the proposals are the rows after the anchor's, and go where the target reads them
+    hidden = {"hidden": Operand("buffer", residual.name, drafter.hidden * 4)}
+    ids: list[Parts] = [Operand("buffer", "tokens", 4)]
+    confidence: list[Parts] = [Operand("buffer", CONFIDENCE)]
+    laws: list[Parts] = [Operand("buffer", CANDIDATES), Operand("buffer", PROBABILITIES)]
+    outputs = {"propose": ids, "weigh": ids + confidence} if drafter.version == 1 else {
+        "propose": ids + confidence + laws}
+    for role, parts in outputs.items():
+        for width in range(1, block_rows):
+            yield _Job(role, width, parameters=hidden, outputs=(parts if len(parts) > 1 else parts[0],))
 
 
 def _drafter_caches(drafter: DrafterConfig) -> dict[str, Parts]:

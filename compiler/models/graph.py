@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from dflashc.compiler.gguf import GgufTensor
 from dflashc.compiler.models.config import ModelConfig, Rope
+from dflashc.runtime.device_sampling import Word
 from dflashc.runtime.errors import BuildError
 
 Expr: TypeAlias = Any
@@ -79,6 +80,10 @@ class Graph(ABC):
     @property
     def state(self) -> Expr:
         return self.input("state", (8,), "int64")
+
+    @property
+    def sampling(self) -> Expr:
+        return self.input("sampling", (len(Word),), "int64")
 
     def rope_table(self, rope: Rope, tokens: Expr | None = None) -> Expr:
         """Cosines and sines of the rows' positions; `tokens` gives the rows."""

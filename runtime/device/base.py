@@ -34,6 +34,12 @@ class Replay(Protocol):
         On a GPU the launches run one by one here, so their sum is more than `run` takes.
         """
 
+    def ticks(self) -> np.ndarray:
+        """Time that each launch took, over all runs so far, in a unit of the device: int64 (launches,).
+
+        0 throughout on a device that does not count while it runs.
+        """
+
 
 class Device(Protocol[AnyMemory]):
     """A device that an artefact runs on.

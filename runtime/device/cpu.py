@@ -24,10 +24,10 @@ from dflashc.runtime.manifest import Requirements
 from dflashc.runtime.plan import Launch, Operand
 from dflashc.runtime.processors import processor_name
 
-ABI = 1
+ABI = 2
 """Layout of the launch table, as `dflash_abi` of the library tells it."""
 
-_HEADER, _RECORD, _GROUP = 64, 128, 88  # bytes; see executor.ll
+_HEADER, _RECORD, _TICKS, _GROUP = 64, 128, 80, 88  # bytes; see executor.ll
 _POOL_WORKERS, _POOL_STOP, _POOL_INSIDE = 72, 88, 128
 
 
@@ -82,16 +82,16 @@ class CpuReplay:
 
     def seconds(self) -> np.ndarray:
         """See `base.Replay.seconds`. The counter's rate is not told by the hardware; a run's launches fill the run."""
-        started = time.perf_counter()
+        before, started = self.ticks(), time.perf_counter()
         self.run()
         total = time.perf_counter() - started
-        cycles = self.cycles()
-        return cycles * (total / max(1, cycles.sum()))
+        ticks = self.ticks() - before
+        return ticks * (total / max(1, ticks.sum()))
 
-    def cycles(self) -> np.ndarray:
-        """Time stamp counter ticks that the calling thread spent in each launch of the last run, int64 (launches,)."""
-        words = self._tables[self._turn].view(np.int64)[_HEADER // 8 :].reshape(-1, _RECORD // 8)
-        return words[:, 10].copy()
+    def ticks(self) -> np.ndarray:
+        """Time stamp counter ticks that the calling thread spent in each launch, over all runs: int64 (launches,)."""
+        columns = (t.view(np.int64)[_HEADER // 8 :].reshape(-1, _RECORD // 8)[:, _TICKS // 8] for t in self._tables)
+        return np.sum(list(columns), axis=0)
 
 
 class CpuDevice:

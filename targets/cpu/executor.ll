@@ -6,7 +6,8 @@
 ;
 ; table:  header 64 B   {i64 launches, ptr state, ...}   state[0] = committed length n, in tokens
 ;         launch 128 B  {0 ptr kernel, 8 ptr arguments, 16 i64 multiple, 24 i64 addend, 32 i64 divisor, 40 i64 grain,
-;                        48 i64 units, 56 i64 need | 64 i64 claimed, 72 i64 done, 80 i64 cycles of the leader, 88 ptr group}
+;                        48 i64 units, 56 i64 need | 64 i64 claimed, 72 i64 done, 80 i64 cycles, 88 ptr group}
+;         `cycles` adds up what the leader spent in the launch, over all runs of the table.
 ;         units = multiple * ceil((n + addend) / divisor), or multiple where divisor = 0; fixed for one run.
 ;         `group` is the record whose `done` the launch counts into; a record with `group` = itself ends a group: all
 ;         wait there until `done` = `need`. Launches of one group run at the same time.
@@ -15,7 +16,7 @@
 
 ; Version of the table's layout and of the kernels' signature; the runtime refuses another one.
 define void @dflash_abi_body(ptr %version) {
-  store i64 1, ptr %version, align 8
+  store i64 2, ptr %version, align 8
   ret void
 }
 
@@ -106,7 +107,9 @@ next:
   %following = add i64 %index, 1
   br i1 %leader, label %note, label %launch
 note:
-  store i64 %spent, ptr %cycles, align 8
+  %earlier = load i64, ptr %cycles, align 8
+  %altogether = add i64 %earlier, %spent
+  store i64 %altogether, ptr %cycles, align 8
   br label %launch
 
 return:

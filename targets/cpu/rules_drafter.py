@@ -12,7 +12,7 @@ from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.kernels import accept as accept_kernels
-from dflashc.targets.cpu.kernels import convolution, features, kv_linear, sampler, selector
+from dflashc.targets.cpu.kernels import convolution, features, kv_linear, rejection, sampler, selector
 from dflashc.targets.cpu.requests import cosine_sine, kernel_rows, request, rows_scalar
 from dflashc.targets.cpu.traits import Traits
 
@@ -32,9 +32,9 @@ def drafter_rules(traits: Traits) -> dict[str, Rule]:
 
     return {
         "dflashc.features": _features, "dflashc.kv_injection": _kv_injection, "dflashc.accept": _accept,
-        "dflashc.draw": _draw,
+        "dflashc.draw": _draw, "dflashc.judge": _judge,
         "dflashc.convolution_linear": convolution_linear, "dflashc.norm_convolution": _norm_convolution,
-        "dflashc.select_candidates": _select_candidates,
+        "dflashc.select_candidates": _select_candidates, "dflashc.best_candidate": _best_candidate,
     }
 
 
@@ -84,14 +84,27 @@ def _accept(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 
 def _draw(c: ProgramContext, var: Expr, call: Expr) -> None:
+    ranked, segments = _penalised_candidates(c, call)
+    c.launch(request(sampler.draw), "draw", Units(c.rows), [*ranked, *flatten(c.result(var)), segments])
+
+
+def _judge(c: ProgramContext, var: Expr, call: Expr) -> None:
+    _, tokens, *_, candidates, probabilities = op.operands(call)
+    ranked, segments = _penalised_candidates(c, call)
+    c.launch(request(rejection.judge, int(op.shape(candidates)[1])), "judge", Units(c.rows),
+             [*ranked, c.operand(tokens), c.operand(candidates), c.operand(probabilities), *flatten(c.result(var)),
+              segments, c.rows])
+
+
+def _penalised_candidates(c: ProgramContext, call: Expr) -> tuple[list[Operand], int]:
+    """Of `draw` and `judge`: the best logits of each segment after the penalties, state and sampling; segments."""
     logits, *others = op.operands(call)
-    tokens, state, history, sampling = (c.operand(x) for x in others)
+    tokens, state, history, sampling = (c.operand(x) for x in others[:4])
     vocabulary = int(op.shape(logits)[1])
     c.launch(request(sampler.penalise), "penalties", Units(c.rows),
              [c.operand(logits), tokens, state, history, sampling, c.temporary(c.rows * vocabulary * 4), vocabulary])
     value, index, segments = _top_candidates(c, logits, MOST_CANDIDATES)
-    c.launch(request(sampler.draw), "draw", Units(c.rows),
-             [value, index, state, sampling, *flatten(c.result(var)), segments])
+    return [value, index, state, sampling], segments
 
 
 def _norm_convolution(c: ProgramContext, var: Expr, call: Expr) -> None:
@@ -108,15 +121,21 @@ def _norm_convolution(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 
 def _select_candidates(c: ProgramContext, var: Expr, call: Expr) -> None:
-    """The best logits of each segment, then one walk over the rows; the candidates' probabilities stay behind."""
-    logits, d2t, projected, block, predecessor, successor, count = op.operands(call)
+    """The best logits of each segment, then one walk over the rows."""
+    logits, d2t, projected, block, state, sampling, predecessor, successor, count = op.operands(call)
     kept, rank = op.scalar(count), int(op.shape(projected)[1])
     value, index, segments = _top_candidates(c, logits, kept, d2t)
-    scratch, probability = c.temporary(2 * rank * 4), c.temporary(c.rows * 4)
     tables = [c.weight(predecessor).format, c.weight(successor).format]
     c.launch(request(selector.select_candidates, kept, *tables), "selector walk", Units(1),
-             [value, index, c.operand(projected), c.operand(block), c.operand(predecessor), c.operand(successor),
-              scratch, *flatten(c.result(var)), probability, c.rows, segments, rank])
+             [value, index, *(c.operand(x) for x in (projected, block, predecessor, successor, state, sampling)),
+              c.temporary(2 * rank * 4), *flatten(c.result(var)), c.rows, segments, rank])
+
+
+def _best_candidate(c: ProgramContext, var: Expr, call: Expr) -> None:
+    logits, d2t, count = op.operands(call)
+    value, index, segments = _top_candidates(c, logits, op.scalar(count), d2t)
+    c.launch(request(selector.best_candidate, op.scalar(count)), "best candidate", Units(c.rows),
+             [value, index, *flatten(c.result(var)), segments])
 
 
 def _top_candidates(c: ProgramContext, logits: Expr, count: int,

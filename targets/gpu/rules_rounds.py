@@ -11,7 +11,16 @@ from dflashc.runtime.device_sampling import MOST_CANDIDATES
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import PackedWeight, ProgramContext, Rule, flatten
-from dflashc.targets.gpu.kernels import accept, candidates, convolution, kv_injection, penalties, sampler, selector
+from dflashc.targets.gpu.kernels import (
+    accept,
+    candidates,
+    convolution,
+    kv_injection,
+    penalties,
+    rejection,
+    sampler,
+    selector,
+)
 from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.requests import KernelRequest
@@ -20,6 +29,7 @@ from dflashc.targets.requests import KernelRequest
 def round_rules(traits: Traits) -> dict[str, Rule]:
     """The rules for a GPU family, by operator."""
     return {"dflashc.kv_injection": _kv_injection, "dflashc.accept": _accept, "dflashc.draw": _draw,
+            "dflashc.judge": _judge, "dflashc.best_candidate": _best_candidate,
             "dflashc.convolution_linear": _convolution_linear, "dflashc.norm_convolution": _norm_convolution,
             "dflashc.select_candidates": _select_candidates}
 
@@ -74,26 +84,55 @@ def _accept(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 
 def _draw(c: ProgramContext, var: Expr, call: Expr) -> None:
+    c.launch(request(sampler.draw), "draw", Units(c.rows), [*_penalised_candidates(c, call), *flatten(c.result(var))])
+
+
+def _judge(c: ProgramContext, var: Expr, call: Expr) -> None:
+    _, tokens, *_, proposed, probabilities = op.operands(call)
+    c.launch(request(rejection.judge, int(op.shape(proposed)[1])), "judge", Units(c.rows),
+             [*_penalised_candidates(c, call), *(c.operand(x) for x in (tokens, proposed, probabilities)),
+              *flatten(c.result(var)), c.rows])
+
+
+def _penalised_candidates(c: ProgramContext, call: Expr) -> list[Operand]:
+    """Of `draw` and `judge`: the best logits of each row after the penalties, their ids, state and sampling."""
     logits, *others = op.operands(call)
-    tokens, state, history, sampling = (c.operand(x) for x in others)
+    tokens, state, history, sampling = (c.operand(x) for x in others[:4])
     best, token = _best_of_rows(c, request(penalties.penalised_candidates, MOST_CANDIDATES), logits, MOST_CANDIDATES,
                                 [tokens, state, history, sampling])
-    c.launch(request(sampler.draw), "draw", Units(c.rows), [best, token, state, sampling, *flatten(c.result(var))])
+    return [best, token, state, sampling]
 
 
 def _select_candidates(c: ProgramContext, var: Expr, call: Expr) -> None:
-    """The best logits of each row, then one walk over the rows; the candidates' probabilities stay behind."""
-    logits, d2t, projected, block, predecessor, successor, count = op.operands(call)
+    """The best logits of each row, then one walk over the rows."""
+    logits, d2t, projected, block, state, sampling, predecessor, successor, count = op.operands(call)
     kept = op.scalar(count)
-    best, token = _best_of_rows(c, request(candidates.top_candidates, kept), logits, kept, [])
-    if len(d2t):
-        columns, token = token, c.temporary(c.rows * kept * 4)
-        look_up(c, columns, d2t[0], token, c.rows * kept)
     tables = [c.weight(predecessor).format, c.weight(successor).format]
-    ids, first = split_offset(*flatten(c.result(var)))
+    ids, *others = flatten(c.result(var))
+    start, first = split_offset(ids)
     c.launch(request(selector.select_candidates, kept, *tables), "selector walk", Units(1),
-             [best, token, c.operand(projected), c.operand(block), c.operand(predecessor), c.operand(successor), ids,
-              c.temporary(c.rows * 4), c.rows, int(op.shape(projected)[1]), first])
+             [*_candidates(c, logits, d2t, kept),
+              *(c.operand(x) for x in (projected, block, state, sampling, predecessor, successor)), start, *others,
+              c.rows, int(op.shape(projected)[1]), first])
+
+
+def _best_candidate(c: ProgramContext, var: Expr, call: Expr) -> None:
+    logits, d2t, count = op.operands(call)
+    kept = op.scalar(count)
+    ids, confidence = flatten(c.result(var))
+    start, first = split_offset(ids)
+    c.launch(request(selector.best_candidate, kept), "best candidate", Units(c.rows),
+             [*_candidates(c, logits, d2t, kept), start, confidence, first])
+
+
+def _candidates(c: ProgramContext, logits: Expr, d2t: Sequence[Expr], kept: int) -> tuple[Operand, Operand]:
+    """The `kept` best logits of each row, and their tokens."""
+    best, token = _best_of_rows(c, request(candidates.top_candidates, kept), logits, kept, [])
+    if not len(d2t):
+        return best, token
+    tokens = c.temporary(c.rows * kept * 4)
+    look_up(c, token, d2t[0], tokens, c.rows * kept)
+    return best, tokens
 
 
 def _best_of_rows(c: ProgramContext, first: KernelRequest, logits: Expr, count: int,

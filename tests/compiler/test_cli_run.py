@@ -72,6 +72,14 @@ def test_text_on_one_stream_and_statistics_on_the_other(dflashc: Here, pycode_ar
     assert counts(result.err) == [("4", "0", "24", "length")]
 
 
+def test_the_time_is_shared_out(dflashc: Here, pycode_artefact: Path) -> None:
+    err = dflashc("run", pycode_artefact, "--raw", "-p", PROMPT, "--temp", 0, "--max-tokens", 24).err
+    (line,) = re.findall(r"^\[time: (.*)\]$", err, re.MULTILINE)
+    shares = dict(part.removesuffix(" %").rsplit(" ", 1) for part in line.split(", "))
+    assert {"decode", "ids"} <= set(shares)
+    assert sum(map(int, shares.values())) == pytest.approx(100, abs=len(shares))
+
+
 def test_quiet(dflashc: Here, pycode_artefact: Path, continuation: str) -> None:
     result = dflashc("run", pycode_artefact, "--raw", "-p", PROMPT, "--temp", 0, "--max-tokens", 24, "--quiet")
     assert (result.out, result.err) == (continuation + "\n", "")
@@ -165,6 +173,19 @@ def test_a_drafter_changes_the_speed_and_not_the_text(dflashc: Here, pycode_pair
         assert re.search(r"tok/s, [1-9]\d* of \d+ drafted accepted;", drafted.err)
         assert re.search(r"^\[speculation: \d+ tokens in \d+ rounds, .* per position\]$", drafted.err, re.MULTILINE)
     assert "this drafter makes 0 to 15" in dflashc.error(2, *options, "--width", 16)
+
+
+@pytest.mark.slow
+def test_drafts_that_are_cut_and_a_rule_that_cannot_be(dflashc: Here, pycode_pair_artefact: Path) -> None:
+    options = ["run", pycode_pair_artefact, "--raw", "-p", PROMPT, "--max-tokens", 40, "--width", 7]
+    cut = dflashc(*options, "--temp", 0, "--p-min", 0.4)
+    assert cut.out == dflashc(*options, "--temp", 0).out
+    assert re.search(r"^\[speculation: .* p-min left \d\.\d of \d\.\d proposals, ", cut.err, re.MULTILINE)
+    sampled = dflashc(*options, "--seed", 5, "--accept", "reject")
+    assert "accepted by matching 0." in sampled.err
+    assert "note: proposals are accepted by matching: this drafter gives them no probabilities" in sampled.err
+    assert "p_min is 2.0, expected a number" in dflashc.error(2, *options, "--p-min", 2)
+    assert "accept is 'x', expected one of auto" in dflashc.error(2, *options, "--accept", "x")
 
 
 @pytest.mark.slow
@@ -281,7 +302,7 @@ def test_at_the_prompt_an_interrupt_leaves(pycode_artefact: Path) -> None:
     os.close(theirs)
     read_until(mine, rb"> $")
     os.write(mine, b"hello\n")
-    seen = read_until(mine, rb"finish: \w+\]\r\n.*> $")
+    seen = read_until(mine, rb"finish: \w+\][^>]*> $")
     assert b"Traceback" not in seen
     assert interrupt_until_it_ends(process) == 0
     os.close(mine)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.reference.config import DrafterConfig, Weights
-from tests.reference.functions import Rope, attention, rms_norm, silu, softcap
+from tests.reference.functions import Rope, attention, rms_norm, silu, softcap, softmax
 from tests.reference.transformer import ActivationQuantisation, Cache, Linear, ReferenceModel, Result
 
 
@@ -77,19 +77,27 @@ class ReferenceDrafter:
 
     def propose(self, anchor: int, width: int) -> list[int]:
         """The greedy proposals for the `width` positions after the anchor."""
+        return self.propose_and_weigh(anchor, width)[0]
+
+    def propose_and_weigh(self, anchor: int, width: int) -> tuple[list[int], list[float]]:
+        """Greedy proposals, and the probability of each, as llama.cpp's p-min has it: among the scores of the selector,
+        or among the ten largest logits."""
         hidden = self.block_hidden(anchor, width + 1)[1:]
         logits = self.logits(hidden)
         if not self.config.selector_candidates:
-            return [int(self.tokens[row.argmax()]) for row in logits]
+            best = -np.sort(-logits, axis=-1)[:, :10]
+            return [int(self.tokens[row.argmax()]) for row in logits], [softmax(row)[0] for row in best]
         gates = self.linear(hidden, self.weights["selector_hidden.weight"])
         proposals: list[int] = []
+        confidence: list[float] = []
         previous = anchor
         for row, gate in zip(logits, gates, strict=True):
             candidates = np.argsort(-row, kind="stable")[: self.config.selector_candidates]
             scores = row[candidates] + self._edges(previous, gate, self.tokens[candidates])
             previous = int(self.tokens[candidates[scores.argmax()]])
             proposals.append(previous)
-        return proposals
+            confidence.append(softmax(scores).max())
+        return proposals, confidence
 
     def _edges(self, previous: int, gate: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         predecessor = self.weights["selector_predecessor.weight"].values[previous]

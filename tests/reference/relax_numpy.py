@@ -308,19 +308,41 @@ def _select_candidates(
     d2t: tuple,
     projected: np.ndarray,
     tokens: np.ndarray,
+    state: np.ndarray,
+    sampling: np.ndarray,
     predecessor: np.ndarray,
     successor: np.ndarray,
     count: int,
-) -> np.ndarray:
-    """Among equals the lowest id is the better candidate, and the better candidate wins."""
-    chosen = np.empty(len(logits), np.int32)
-    previous = tokens[0]
+) -> tuple[np.ndarray, ...]:
+    """Greedy: among equals the lowest id is the better candidate, and the better candidate wins."""
+    assert not sampling.any()
+    chosen, previous, laws = [], tokens[0], []
     for row, scores in enumerate(logits):
-        candidates = np.lexsort((np.arange(len(scores)), -scores))[:count]
+        candidates = _largest(scores, count)
         named = d2t[0][candidates] if d2t else candidates
-        edges = (predecessor[previous] * projected[row] * successor[named]).sum(axis=-1)
-        previous = chosen[row] = named[(scores[candidates] + edges).argmax()]
-    return chosen
+        scores = scores[candidates] + (predecessor[previous] * projected[row] * successor[named]).sum(axis=-1)
+        place = scores.argmax()
+        previous = named[place]
+        laws.append((_confidence(scores), named, np.eye(len(named))[place]))
+        chosen.append(previous)
+    confidence, candidates, probabilities = (np.array(x) for x in zip(*laws, strict=True))
+    return np.array(chosen, np.int32), confidence, candidates.astype(np.int32), probabilities
+
+
+def _best_candidate(logits: np.ndarray, d2t: tuple, count: int) -> tuple[np.ndarray, np.ndarray]:
+    best = logits.argmax(axis=-1).astype(np.int32)
+    confidence = [_confidence(row[_largest(row, count)]) for row in logits]
+    return d2t[0][best] if d2t else best, np.array(confidence)
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices, the largest value first and the lower index among equals."""
+    return np.lexsort((np.arange(len(values)), -values))[:count]
+
+
+def _confidence(scores: np.ndarray) -> float:
+    """The largest share of a softmax."""
+    return 1 / np.exp(scores - scores.max()).sum()
 
 
 def _linear_argmax(x: Any, weight: np.ndarray, d2t: tuple, form: str) -> np.ndarray:
@@ -343,6 +365,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "dflashc.cache_write": _cache_write,
     "dflashc.local_convolution": _local_convolution,
     "dflashc.select_candidates": _select_candidates,
+    "dflashc.best_candidate": _best_candidate,
     "dflashc.scale": lambda x, factor: x * factor,
     "dflashc.softcap": functions.softcap,
     "dflashc.argmax": lambda logits: logits.argmax(axis=-1).astype(np.int32),

@@ -14,7 +14,7 @@ from tests.proof.comparing import recorded
 from tests.rounds.building import Workshop
 from tests.rounds.files import counted
 from tests.rounds.inside import read, same_committed, traffic
-from tests.rounds.running import MIXED, WIDTHS, afresh, generate
+from tests.rounds.running import MATCH, MIXED, WIDTHS, afresh, generate
 
 TARGET_OF = {
     **dict.fromkeys(("pycode-v1", "pycode-v2", "pycode-v1-whole", "pycode-v2-whole"), "pycode"),
@@ -62,14 +62,14 @@ def test_greedy_text_in_float16(name: str, float16_workshop: Workshop) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", ["pycode-v1", "pycode-v2", "pycode-v2-whole", "windowed-v2"])
 def test_sampled_text_is_that_of_the_target_alone(name: str, sampler: str, workshop: Workshop) -> None:
-    """The same random number decides each token, whoever proposed it, and whoever draws: here the host, there a kernel.
-    """
+    """Where proposals are kept that match what is drawn, the same random number decides each token, whoever proposed
+    it, and whoever draws: here the host, there a kernel."""
     session, alone = workshop.session(name), workshop.session(TARGET_OF[name])
     kept = 0
     for prompt in prompts(name)[:2]:
         expected = drawn_by_the_host(alone, prompt, 40, SAMPLERS[sampler])
         for width in (*WIDTHS, None):
-            assert afresh(session, prompt, 40, width, SAMPLERS[sampler]) == expected, width
+            assert afresh(session, prompt, 40, width, SAMPLERS[sampler], MATCH) == expected, width
             kept += session.statistics.accepted
     assert kept > 0 or not name.startswith("pycode")
 

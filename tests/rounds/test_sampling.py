@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.sampling import SamplingParameters, probabilities
 from dflashc.runtime.session import Session
 from dflashc.runtime.width import FixedWidth
@@ -14,7 +17,7 @@ from tests.proof.comparing import recorded
 from tests.proof.running import logits_along
 from tests.rounds.building import Workshop
 from tests.rounds.inside import traffic
-from tests.rounds.running import afresh, generate
+from tests.rounds.running import MATCH, REJECT, afresh, generate
 
 PAIRS = ["pycode-v1", "pycode-v2"]
 PROMPT = recorded("golden-pycode-3m-q8_0")["greedy"][0]["prompt_ids"]
@@ -30,7 +33,7 @@ def sampled_by_host(session: Session, parameters: SamplingParameters, count: int
                     monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
         patch.setattr("dflashc.runtime.session.refusal", lambda *_: "by the host")
-        return afresh(session, PROMPT, count, width, parameters)
+        return afresh(session, PROMPT, count, width, parameters, MATCH)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -41,7 +44,7 @@ def test_host_and_device_draw_the_same_text(name: str, sampler: str, workshop: W
     for width in (0, 1, 6, 15):
         expected = sampled_by_host(session, parameters, 60, width, monkeypatch)
         accepted = session.statistics.accepted
-        assert afresh(session, PROMPT, 60, width, parameters) == expected
+        assert afresh(session, PROMPT, 60, width, parameters, MATCH) == expected
         assert session.statistics.accepted == accepted
 
 
@@ -54,7 +57,8 @@ def test_the_device_knows_the_text_whoever_wrote_it(name: str, workshop: Worksho
     text = [*PROMPT, *afresh(session, PROMPT, 30, 5)]
     text += generate(session, text, 20, 4, SamplingParameters(top_k=65, seed=5))
     generate(session, text[:-7], 12, 3, parameters)
-    assert generate(session, text[:-3], 40, 6, parameters) == generate(fresh, text[:-3], 40, 2, parameters)
+    expected = generate(fresh, text[:-3], 40, 2, parameters, drafting=MATCH)
+    assert generate(session, text[:-3], 40, 6, parameters, drafting=MATCH) == expected
 
 
 def test_a_sampled_round_moves_as_little_as_a_greedy_one(workshop: Workshop) -> None:
@@ -75,25 +79,35 @@ def test_what_the_device_cannot_draw_is_said_once(workshop: Workshop) -> None:
         "tokens are drawn on the host, which is slower: top-k 65 keeps 65 of them, the compiled sampler at most 64"]
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_pairs_of_tokens_follow_the_law(name: str, workshop: Workshop) -> None:
+@pytest.mark.parametrize(("name", "drafting"), [
+    ("pycode-v1", DraftParameters()), ("pycode-v2", MATCH), ("pycode-v2", REJECT),
+    ("pycode-v2", DraftParameters(p_min=0.2))], ids=["v1", "match", "reject", "reject and cut"])
+def test_pairs_of_tokens_follow_the_law(name: str, drafting: DraftParameters, workshop: Workshop) -> None:
     """The first token of an answer and that of a speculative round behind it, over seeds, by chi-square.
 
     With 3 tokens each there are 8 degrees of freedom; 26.12 is the 0.999 quantile.
     """
     session = workshop.session(name)
     law = SamplingParameters(temperature=1.5, top_k=3, top_p=1.0, min_p=0.0, seed=0)
-    ids, shares = probabilities(logits_along(session, PROMPT)[-1], PROMPT, law)
     expected = {}
-    for first, share in zip(ids.tolist(), shares, strict=True):
-        text = [*PROMPT, first]
-        seconds, following = probabilities(logits_along(session, text)[-1], text, law)
-        expected |= {(first, second): share * p for second, p in zip(seconds.tolist(), following, strict=True)}
+    for text, share in continued(session, PROMPT, law):
+        expected |= {pair[-2:]: share * other for pair, other in continued(session, text, law)}
     counts = dict.fromkeys(expected, 0)
+    kept = 0
     for seed in range(2000):
-        parameters = SamplingParameters(temperature=1.5, top_k=3, top_p=1.0, min_p=0.0, seed=seed)
-        first, second = itertools.islice(session.generate(PROMPT, parameters, 8, width=FixedWidth(3)), 2)
-        counts[first, second] += 1
+        stream = session.generate(PROMPT, replace(law, seed=seed), 8, width=FixedWidth(3), drafting=drafting)
+        counts[tuple(itertools.islice(stream, 2))] += 1
+        stream.close()
+        kept += session.statistics.accepted
     wanted = np.array([expected[pair] for pair in counts]) * 2000
     assert (wanted >= 5).all()
     assert ((np.array(list(counts.values())) - wanted) ** 2 / wanted).sum() < 26.12
+    assert kept > 0
+
+
+def continued(session: Session, text: Sequence[int],
+              law: SamplingParameters) -> Iterator[tuple[tuple[int, ...], float]]:
+    """A text with each token that may follow, and the probability of that."""
+    ids, shares = probabilities(logits_along(session, text)[-1], text, law)
+    for token, share in zip(ids.tolist(), shares.tolist(), strict=True):
+        yield (*text, token), share

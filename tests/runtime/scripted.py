@@ -82,9 +82,15 @@ class ScriptedDevice:
 class ScriptedReplay:
     def __init__(self, device: ScriptedDevice, kernels: list[str], memories: Mapping[str, Any]) -> None:
         self._device, self._kernels, self._memories = device, kernels, memories
+        self._runs = 0
 
     def run(self) -> None:
         self._device.run(self._kernels, self._memories)
+        self._runs += 1
+
+    def ticks(self) -> np.ndarray:
+        """Every launch takes one tick a run."""
+        return np.full(len(self._kernels), self._runs)
 
 
 def scripted_artefact(vocabulary: int, context: int) -> Artefact:

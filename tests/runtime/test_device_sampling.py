@@ -38,9 +38,9 @@ def test_the_window_is_0_without_penalties(changes: dict[str, Any], window: int)
 
 def test_words() -> None:
     parameters = SamplingParameters(0.5, 7, 0.9, 0.25, 1.5, 3, 0.1, 0.2, seed=2**64 - 2)
-    words = sampling_words(parameters, 100)
+    words = sampling_words(parameters, 100, 0.75)
     assert words[: Word.TOP_P].tolist() == [-2, 7, 3]
-    assert words[Word.TOP_P :].view(np.float64).tolist() == [0.9, math.log(0.25), 0.5, 1.5, 0.1, 0.2]
+    assert words[Word.TOP_P :].view(np.float64).tolist() == [0.9, math.log(0.25), 0.5, 1.5, 0.1, 0.2, 0.75]
 
 
 def test_filters_that_are_off_let_all_pass() -> None:

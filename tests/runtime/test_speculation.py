@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dflashc.runtime.session import Statistics
-from dflashc.runtime.speculation import OnceOnly, summary, warnings
+from dflashc.runtime.speculation import OnceOnly, summary, time_shares, warnings
+from dflashc.runtime.statistics import Statistics
 from dflashc.runtime.width import Promise
 
 
@@ -12,7 +12,7 @@ def run(*rounds: tuple[int, int, int, float]) -> Statistics:
     statistics = Statistics()
     for count, width, accepted, seconds in rounds:
         for _ in range(count):
-            statistics.count_round(width, accepted)
+            statistics.count_round(width, width, accepted)
             statistics.time_round(width, seconds)
     return statistics
 
@@ -36,6 +36,35 @@ def test_summary_of_wide_drafts_ends_in_dots() -> None:
     assert summary(run((1, 9, 0, 1.0))) == (
         "speculation: 1 tokens in 1 rounds, 1.00 per round, accepted "
         "0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 … per position")
+
+
+def test_summary_of_drafts_that_were_cut() -> None:
+    statistics = run((2, 0, 0, 1.0))
+    for proposed, accepted in ((3, 2), (1, 1), (0, 0), (0, 0)):
+        statistics.count_round(4, proposed, accepted)
+    assert (statistics.drafted, statistics.cut, statistics.offered, statistics.reached) == (4, 12, [2, 1, 1], [2, 1, 0])
+    assert summary(statistics) == (
+        "speculation: 7 tokens in 4 rounds, 1.75 per round, 2 plain steps, p-min left 1.0 of 4.0 proposals, "
+        "accepted 1.00 1.00 0.00 per position")
+
+
+def test_summary_of_drafts_that_were_all_cut() -> None:
+    statistics = Statistics()
+    statistics.count_round(4, 0, 0)
+    assert summary(statistics) == "speculation: 1 tokens in 1 rounds, 1.00 per round, p-min left 0.0 of 4.0 proposals"
+
+
+def test_summary_of_a_sampled_answer_tells_the_rule() -> None:
+    statistics = run((1, 1, 1, 1.0))
+    statistics.rule = "reject"
+    assert summary(statistics) == (
+        "speculation: 2 tokens in 1 rounds, 2.00 per round, accepted by rejection 1.00 per position")
+
+
+def test_time_is_shared_out_the_costliest_first() -> None:
+    seconds = {"positions": 0.004, "draft": 0.3, "verify": 0.65, "accept": 0.006, "host": 0.04}
+    assert time_shares(Statistics(phase_seconds=seconds)) == "time: verify 65 %, draft 30 %, host 4 %, other 1 %"
+    assert time_shares(Statistics()) is None
 
 
 def test_times_are_kept_by_width() -> None:

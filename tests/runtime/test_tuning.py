@@ -161,7 +161,7 @@ def test_auto_says_that_it_learns_or_by_which_record_it_goes(tmp_path: Path) -> 
     promises = controller.promises(50)
     assert [p.seconds for p in promises] == [1.5, 2.75, 5.0]
     assert promises[1].tokens == pytest.approx(1 + (0.8 + 0.4) / 2, abs=0.02)
-    _, (note,) = make_width(of, NamedDevice(), "auto", greedy=False)
+    _, (note,) = make_width(of, NamedDevice(), "auto", as_recorded=False)
     assert "learning" in note
 
 

@@ -1,4 +1,4 @@
-"""DFlash2's candidate selector: the best tokens of each row, and the greedy walk that makes each token fit the last.
+"""DFlash2's candidate selector: the best tokens of each row, and the walk that makes each token fit the last.
 
 Larger logits come first and, among equals, lower ids; NaN never wins. Knows nothing of how logits are computed.
 """
@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from dflashc.runtime.device_sampling import Word
+from dflashc.runtime.sampling import Purpose
 from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast, const, i64, load, local, store
 from dflashc.targets.cpu.kernels.embedding import emit_row
+from dflashc.targets.cpu.kernels.law import Law
+from dflashc.targets.cpu.kernels.sampling_state import decided_position, parameter, random_number
 from dflashc.targets.cpu.kernels.vector_math import exp, select
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
 from dflashc.targets.packing import PACKED_FORMATS
@@ -61,6 +65,13 @@ class Ranking:
             store(self.values, place, select(moves, above, select(enters, value, here)))
             kept = select(enters, token, load(self.tokens, place))
             store(self.tokens, place, select(moves, load(self.tokens, place - 1), kept))
+
+    def gather(self, value: Expr, index: Expr, row: Expr, segments: Expr) -> None:
+        """Take a row's best from those of its segments, as `top_candidates` leaves them."""
+        self.reset()
+        size = bind(segments * self.count)
+        with T.serial(row * size, (row + 1) * size) as entry:
+            self.offer(bind(load(value, entry)), bind(load(index, entry)))
 
 
 def top_candidates(traits: Traits, count: int, ids_of: str = "columns") -> Kernel:
@@ -117,10 +128,12 @@ def _any_above(traits: Traits, logits: Expr, start: Expr, limit: Expr) -> Expr:
 
 
 def select_candidates(traits: Traits, count: int, format_predecessor: str, format_successor: str) -> Kernel:
-    """Left to right, each row's candidate with the best score given the token before it. Unit = all; 1 unit.
+    """Left to right, each row's candidate by its score given the token before it. Unit = all; 1 unit.
 
     score(c) = logit(c) + sum_r predecessor[previous, r] * projected[row, r] * successor[c, r] over the `count` best
-    logits c of the row; the previous token of row 0 is block[0]. Among equal scores the earlier candidate wins.
+    logits c of the row; the previous token of row 0 is block[0]. Where the request's proposals are drawn, from
+    softmax(score / temperature), else the best score wins, among equals the earlier candidate. A row without any number
+    among its scores proposes its first candidate.
 
     Arguments
     ---------
@@ -128,9 +141,11 @@ def select_candidates(traits: Traits, count: int, format_predecessor: str, forma
     projected : float32 (M, rank)
     block : int32
     predecessor, successor : uint8; packed tables (V, rank)
+    state, sampling : int64; see `sampling_state`; row i decides the token at its position
     scratch : float32 (2, rank)
     ids : int32 (M,), written
-    probability : float32 (M,), written: the softmax of the chosen candidate's score; 0 if no score is a number
+    confidence : float32 (M,), written: the best score's share of softmax(score); 0 if no score is a number
+    candidates, probabilities : int32, float64 (M, count), written: the law that the row's token is drawn from
     rows (M), segments, rank : i64
     """
     tables = [PACKED_FORMATS[name] for name in (format_predecessor, format_successor)]
@@ -139,17 +154,19 @@ def select_candidates(traits: Traits, count: int, format_predecessor: str, forma
         value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
         projected, block = k.buffer("projected", "float32"), k.buffer("block", "int32")
         predecessor, successor = k.buffer("predecessor", "uint8"), k.buffer("successor", "uint8")
+        state, sampling = k.buffer("state", "int64"), k.buffer("sampling", "int64")
         scratch = k.buffer("scratch", "float32")
-        ids, probability = k.buffer("ids", "int32"), k.buffer("probability", "float32")
+        ids, confidence = k.buffer("ids", "int32"), k.buffer("confidence", "float32")
+        candidates, probabilities = k.buffer("candidates", "int32"), k.buffer("probabilities", "float64")
         rows, segments, rank = k.scalar("rows"), k.scalar("segments"), k.scalar("rank")
         ranking, scores, previous = Ranking.declare(count), local(count, "float32"), local(1, "int32")
+        law = Law.declare(count)
+        law.keep(i64(count))
         one = const(1, "float32")
         with k.units():
             store(previous, 0, load(block, 0))
             with T.serial(i64(0), rows) as row:
-                ranking.reset()
-                with T.serial(row * segments * count, (row + 1) * segments * count) as entry:
-                    ranking.offer(bind(load(value, entry)), bind(load(index, entry)))
+                ranking.gather(value, index, row, segments)
                 before = bind(cast("int64", load(previous, 0)))
                 emit_row(traits, tables[0], predecessor, before, rank, scratch, i64(0), one)
                 _multiply(traits, scratch, projected, row * rank, rank)
@@ -157,11 +174,60 @@ def select_candidates(traits: Traits, count: int, format_predecessor: str, forma
                     logit, token = ranking.candidate(place)
                     emit_row(traits, tables[1], successor, bind(cast("int64", token)), rank, scratch, rank, one)
                     store(scores, place, logit + _product(traits, scratch, rank))
-                chosen, share = _best(traits, scores, count)
+                best, share = _best(traits, scores, count)
+                chosen = _choose(law, scores, best, sampling, decided_position(state, row))
                 store(previous, 0, ranking.candidate(chosen)[1])
                 store(ids, row, load(previous, 0))
-                store(probability, row, share)
+                store(confidence, row, share)
+                with T.serial(i64(0), i64(count)) as place:
+                    store(candidates, row * count + place, ranking.candidate(place)[1])
+                    store(probabilities, row * count + place, law.share(place))
     return k.kernel
+
+
+def best_candidate(traits: Traits, count: int) -> Kernel:
+    """The best logit of each row and its share of the softmax over the `count` best. Unit = one row.
+
+    Arguments
+    ---------
+    value, index : float32, int32 (M, segments, count), of `top_candidates`
+    ids : int32 (M,), written
+    confidence : float32 (M,), written; 0 if no logit is a number
+    segments : i64
+    """
+    k = KernelBuilder(f"best_candidate_{count}", traits)
+    with k.build():
+        value, index = k.buffer("value", "float32"), k.buffer("index", "int32")
+        ids, confidence = k.buffer("ids", "int32"), k.buffer("confidence", "float32")
+        segments = k.scalar("segments")
+        ranking, logits = Ranking.declare(count), local(count, "float32")
+        with k.units() as row:
+            ranking.gather(value, index, row, segments)
+            with T.serial(i64(0), i64(count)) as place:
+                store(logits, place, ranking.candidate(place)[0])
+            best, share = _best(traits, logits, count)
+            store(ids, row, ranking.candidate(best)[1])
+            store(confidence, row, share)
+    return k.kernel
+
+
+def _choose(law: Law, scores: Expr, best: Expr, sampling: Expr, position: Expr) -> Expr:
+    """The place of the proposal for `position`; `law` becomes what it was drawn from, all on one place if on none."""
+    chosen, temperature = local(1, "int64"), parameter(sampling, Word.DRAFT_TEMPERATURE)
+    store(chosen, 0, best)
+    law.concentrate(best)
+    with T.If(temperature > const(0, "float64")), T.Then():
+
+        def score(place: Expr) -> Expr:
+            return bind(cast("float64", load(scores, place)))
+
+        total = law.weigh(score, score(best), temperature)
+        with T.If(total >= const(1, "float64")):
+            with T.Then():
+                store(chosen, 0, law.draw(random_number(sampling, Purpose.DRAFT, position)))
+            with T.Else():  # a score is no number
+                law.concentrate(best)
+    return bind(load(chosen, 0))
 
 
 def _multiply(traits: Traits, scratch: Expr, factor: Expr, start: Expr, rank: Expr) -> None:

@@ -27,7 +27,7 @@ from dflashc.targets.gpu.builder import (
     store,
 )
 from dflashc.targets.gpu.kernels.candidates import SEGMENT, THREADS, Lists, read_segment, segment_of, write_best
-from dflashc.targets.gpu.kernels.sampler import count_of, number_of, position_of
+from dflashc.targets.gpu.kernels.sampling_state import count_of, number_of, position_of
 from dflashc.targets.gpu.traits import Traits
 
 _F64 = "float64"
@@ -42,7 +42,7 @@ def penalised_candidates(traits: Traits, count: int) -> Kernel:
     ---------
     logits : float32 (M, V); left as they are
     tokens : int32; of the run's rows
-    state : the state block; see `sampler.position_of`
+    state : the state block; see `sampling_state.position_of`
     history : int32 (context,); the committed tokens
     sampling : uint64; see `runtime.device_sampling.Word`
     value, index : float32, int32 (M, segments, count), written; as in `top_candidates`

@@ -101,6 +101,7 @@ class InterpretedPair:
         self.caches = {PREFIX + name: cache for name, cache in injected.items()}
         self.committed = 0
         self._mask = drafter.mask_id
+        self._weighing = "weigh" if drafter.version == 1 else "propose"
         self._run = InterpretedModule(module, {**inputs, **self.caches}, built.forms, dtype).run
         (features,) = (p for p in module["inject"].params if p.name == "features")
         self._form = "f32" if isinstance(features.ty, tvm.relax.TensorType) else built.forms[PREFIX + "fc.weight"]
@@ -124,8 +125,17 @@ class InterpretedPair:
         return self._run("draft", rows, self.committed, block=self._block(anchor, rows))
 
     def propose(self, anchor: int, width: int) -> list[int]:
+        proposed = self._proposed("propose", anchor, width)
+        return (proposed[0] if isinstance(proposed, tuple) else proposed).tolist()
+
+    def weigh(self, anchor: int, width: int) -> tuple[list[int], np.ndarray]:
+        """Proposals with their confidence."""
+        ids, confidence, *_ = self._proposed(self._weighing, anchor, width)
+        return ids.tolist(), confidence
+
+    def _proposed(self, function: str, anchor: int, width: int) -> Any:
         hidden = self.block(anchor, width + 1)[1:]
-        return self._run("propose", width, hidden=hidden, block=self._block(anchor, width)).tolist()
+        return self._run(function, width, hidden=hidden, block=self._block(anchor, width))
 
     def _block(self, anchor: int, rows: int) -> np.ndarray:
         return np.array([anchor] + [self._mask] * (rows - 1), np.int32)

@@ -117,7 +117,11 @@ def test_block_and_proposals_are_those_of_the_reference(
     reference.inject(features(), 0)
     for rows in ROWS:
         assert_close(final_norm(built, ours.block(ANCHOR, rows)), reference.block_hidden(ANCHOR, rows), dtype)
-        assert ours.propose(ANCHOR, rows - 1) == reference.propose(ANCHOR, rows - 1)
+        proposals, confidence = reference.propose_and_weigh(ANCHOR, rows - 1)
+        assert ours.propose(ANCHOR, rows - 1) == proposals
+        weighed, ours_confidence = ours.weigh(ANCHOR, rows - 1)
+        assert weighed == proposals
+        assert_close(ours_confidence, np.array(confidence), dtype)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 
 from dflashc.compiler.models.config import ModelConfig
+from dflashc.runtime.device_sampling import Word
 from tests.reference.config import Weights
 from tests.reference.relax_numpy import evaluate
 
@@ -48,7 +49,8 @@ class InterpretedModule:
         """Run a function on rows at positions start_position..."""
         state = np.zeros(8, np.int64)
         state[0] = start_position
-        given = {**self._inputs, "tokens": np.zeros(rows, np.int32), "state": state, **inputs}
+        given = {**self._inputs, "tokens": np.zeros(rows, np.int32), "state": state,
+                 "sampling": np.zeros(len(Word), np.int64), **inputs}
         if self._has_positions:  # the rope tables of all functions, in the order of their names
             positions = self._module["positions"]
             names = sorted(p.name.removesuffix(".frequencies") for p in positions.params if p.name.startswith("rope."))

@@ -1,17 +1,26 @@
-"""The candidate selector against NumPy: lists of the best logits, and the walk over them."""
+"""The candidate selector against NumPy: lists of the best logits, and the walk over them, greedy and drawn."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from dflashc.targets.cpu.kernels.selector import SEGMENT, select_candidates, top_candidates
+from dflashc.runtime.device_sampling import sampling_words
+from dflashc.runtime.sampling import Purpose, SamplingParameters, uniform
+from dflashc.targets.cpu.kernels.selector import SEGMENT, best_candidate, select_candidates, top_candidates
 from dflashc.targets.packing import pack_rows, packed_format
 from dflashc.targets.requests import KernelRequest
+from tests.reference.functions import softmax
+from tests.reference.rejection import pick
 from tests.targets import samples
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 COUNTS = (8, 16)
 TABLES = [("F16", "F16", 64), ("Q8_0", "BF16", 96), ("Q4_K", "Q6_K", 256)]
 """GGUF types of the tables of predecessors and successors, rank."""
+SEED, COMMITTED = 2**63 + 5, 1000
+QUANTILE_7, QUANTILE_63 = 24.32, 103.4
+"""0.999 quantiles of chi-square with that many degrees of freedom. All is seeded: there is no chance in these tests."""
 
 
 def symbol(count: int, tables: tuple[str, str, int]) -> str:
@@ -21,7 +30,8 @@ def symbol(count: int, tables: tuple[str, str, int]) -> str:
 @pytest.fixture(scope="module", params=LEVEL_NAMES)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     require_level(request.param)
-    requests = [KernelRequest(f"top_{count}", top_candidates, (count,)) for count in COUNTS]
+    requests = [KernelRequest(f"{name}_{count}", builder, (count,)) for count in COUNTS
+                for name, builder in (("top", top_candidates), ("best", best_candidate))]
     requests.append(KernelRequest("top_8_d2t", top_candidates, (8, "d2t")))
     for tables in TABLES:
         layouts = [packed_format(name).format.name for name in tables[:2]]
@@ -46,6 +56,16 @@ def expected_top(logits: np.ndarray, count: int) -> np.ndarray:
     return numbers[order[:count]]
 
 
+@dataclass(frozen=True)
+class Walk:
+    """What comes of a walk: ids, confidence (M,), and what was drawn from, candidates, probabilities (M, count)."""
+
+    ids: np.ndarray
+    confidence: np.ndarray
+    candidates: np.ndarray
+    probabilities: np.ndarray
+
+
 class Selector:
     """Tables of a selector, and the inputs of a block of 16 rows."""
 
@@ -60,28 +80,33 @@ class Selector:
         self.projected = (rng.standard_normal((16, self.rank)) / edge).astype(np.float32)
         self.block = np.array([vocabulary - 1, 0], np.int32)
 
-    def run(self, library: Library, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and probabilities of the first `rows` rows."""
+    def run(self, library: Library, rows: int, count: int, temperature: float = 0.0) -> Walk:
+        """Of the first `rows` rows, drawn at a temperature."""
         value, index = top(library, self.logits[:rows], count)
         packed = [pack_rows(name, b, self.rank, library.traits.lanes)
                   for name, b in zip(self.tables[:2], self.blocks, strict=True)]
-        ids, probability = np.full(rows, -1, np.int32), np.full(rows, np.nan, np.float32)
+        walk = Walk(np.full(rows, -1, np.int32), np.full(rows, np.nan, np.float32),
+                    np.full((rows, count), -1, np.int32), np.full((rows, count), np.nan))
+        words = sampling_words(SamplingParameters(seed=SEED), len(self.logits[0]), temperature)
         library.run(symbol(count, self.tables),
-                    [value, index, self.projected, self.block, *packed, np.empty((2, self.rank), np.float32), ids,
-                     probability, rows, value.shape[1], self.rank], 1)
-        return ids, probability
+                    [value, index, self.projected, self.block, *packed, np.array([COMMITTED, 0]), words,
+                     np.empty((2, self.rank), np.float32), *vars(walk).values(), rows, value.shape[1], self.rank], 1)
+        return walk
 
-    def expected(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def expected(self, count: int, temperature: float = 0.0) -> Walk:
         """The walk in float64."""
-        previous, ids, probability = self.block[0], [], []
-        for logits, projected in zip(self.logits, self.projected, strict=True):
+        previous, steps = self.block[0], []
+        for row, (logits, projected) in enumerate(zip(self.logits, self.projected, strict=True)):
             candidates = expected_top(logits, count)
             edge = self.successor[candidates] @ (self.predecessor[previous] * projected)
             scores = logits[candidates] + edge
-            previous = candidates[scores.argmax()]
-            ids.append(previous)
-            probability.append(1 / np.exp(scores - scores.max()).sum())
-        return np.array(ids), np.array(probability)
+            law = np.eye(count)[scores.argmax()]
+            if temperature:
+                law = softmax(scores / temperature)
+            number = uniform(SEED, COMMITTED + row + 1, Purpose.DRAFT)
+            previous = candidates[pick(law[None], np.array([number]))[0]]
+            steps.append((previous, softmax(scores).max(), candidates, law))
+        return Walk(*(np.array(column) for column in zip(*steps, strict=True)))
 
 
 @pytest.mark.parametrize("columns", [5, 100, SEGMENT, 2 * SEGMENT + 77])
@@ -117,23 +142,27 @@ def test_top_of_a_reduced_vocabulary(library: Library) -> None:
     assert (mapped[~seen] == d2t[0]).all()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.4, 1.5])
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("tables", TABLES, ids=lambda t: "-".join(map(str, t)))
-def test_walk(library: Library, tables: tuple[str, str, int], count: int) -> None:
+def test_walk(library: Library, tables: tuple[str, str, int], count: int, temperature: float) -> None:
     """By formula; and the first rows of a block do not depend on how many follow."""
     selector = Selector(tables, 3 * SEGMENT + 5 if tables is TABLES[0] else 700)
-    ids, probability = selector.run(library, 16, count)
-    expected_ids, expected_probability = selector.expected(count)
-    np.testing.assert_array_equal(ids, expected_ids)
-    np.testing.assert_allclose(probability, expected_probability, rtol=2e-5)
-    assert len(set(ids) - {expected_top(row, 1)[0] for row in selector.logits}) > 0, "no edge changed a choice"
+    walk, expected = selector.run(library, 16, count, temperature), selector.expected(count, temperature)
+    np.testing.assert_array_equal(walk.ids, expected.ids)
+    np.testing.assert_array_equal(walk.candidates, expected.candidates)
+    np.testing.assert_allclose(walk.confidence, expected.confidence, rtol=2e-5)
+    np.testing.assert_allclose(walk.probabilities, expected.probabilities, rtol=1e-4)
+    np.testing.assert_allclose(walk.probabilities.sum(axis=1), 1, rtol=1e-14)
+    assert len(set(walk.ids) - {expected_top(row, 1)[0] for row in selector.logits}) > 0, "no edge changed a choice"
     for rows in (1, 2, 7, 8):
-        fewer_ids, fewer = selector.run(library, rows, count)
-        np.testing.assert_array_equal(fewer_ids, ids[:rows])
-        np.testing.assert_array_equal(fewer, probability[:rows])
+        fewer = selector.run(library, rows, count, temperature)
+        for name, values in vars(fewer).items():
+            np.testing.assert_array_equal(values, getattr(walk, name)[:rows])
 
 
-def test_without_edges_the_best_logit_wins(library: Library) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_without_edges_the_logits_decide(library: Library, temperature: float) -> None:
     """Equal logits: the lowest id, with an even share; no number at all: id 0, which has no probability."""
     selector = Selector(TABLES[0], 200)
     selector.projected[:] = 0
@@ -141,7 +170,42 @@ def test_without_edges_the_best_logit_wins(library: Library) -> None:
     selector.logits[1] = np.nan
     selector.logits[2, :] = -np.inf
     selector.logits[2, 33] = 5
-    ids, probability = selector.run(library, 16, 8)
-    np.testing.assert_array_equal(ids[3:], selector.logits[3:].argmax(axis=1))
-    np.testing.assert_array_equal(ids[:3], [0, 0, 33])
-    np.testing.assert_allclose(probability[:3], [1 / 8, 0, 1], rtol=1e-6)
+    selector.logits[3, 7] = np.inf
+    walk = selector.run(library, 16, 8, temperature)
+    if not temperature:
+        np.testing.assert_array_equal(walk.ids, [0, 0, 33, *selector.logits[3:].argmax(axis=1)])
+    np.testing.assert_array_equal(walk.ids[1:4], [0, 33, 7])
+    np.testing.assert_array_equal(walk.probabilities[1:4, 0], [1, 1, 1])
+    np.testing.assert_allclose(walk.confidence[:4], [1 / 8, 0, 1, 0], rtol=1e-6)
+
+
+def test_drawn_proposals_follow_their_law(library: Library) -> None:
+    """100 000 rows of the same logits: single tokens, pairs of successive ones; what is drawn is what is said of it."""
+    selector, law = Selector(TABLES[0], 8), softmax(np.linspace(-1, 1, 8) / 0.8)
+    count = 100_000
+    selector.logits = np.tile(np.linspace(-1, 1, 8).astype(np.float32), (count, 1))
+    selector.projected = np.zeros((count, selector.rank), np.float32)
+    walk = selector.run(library, count, 8, 0.8)
+    np.testing.assert_allclose(np.take_along_axis(walk.probabilities, np.argsort(walk.candidates, axis=1), axis=1),
+                               np.tile(law, (count, 1)), rtol=1e-5)
+    expected = law * count
+    assert ((np.bincount(walk.ids, minlength=8) - expected) ** 2 / expected).sum() < QUANTILE_7
+    pairs = np.bincount(walk.ids[::2] * 8 + walk.ids[1::2], minlength=64)
+    expected = np.outer(law, law).ravel() * count / 2
+    assert ((pairs - expected) ** 2 / expected).sum() < QUANTILE_63
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_best_candidate(library: Library, count: int) -> None:
+    """Ids and shares by formula, rows on their own; ties, and rows without a number."""
+    logits = np.random.default_rng(3).standard_normal((6, 2 * SEGMENT + 77)).astype(np.float32)
+    logits[1] = np.round(logits[1])
+    logits[2], logits[3] = np.nan, -np.inf
+    value, index = top(library, logits, count)
+    ids, confidence = np.full(6, -1, np.int32), np.full(6, np.nan, np.float32)
+    library.run(f"best_{count}", [value, index, ids, confidence, value.shape[1]], 6)
+    for row in (0, 1, 4, 5):
+        best = expected_top(logits[row], count)
+        assert ids[row] == best[0]
+        np.testing.assert_allclose(confidence[row], softmax(logits[row][best].astype(np.float64))[0], rtol=1e-5)
+    assert (ids[2:4].tolist(), confidence[2:4].tolist()) == ([0, 0], [0, 0])

@@ -14,7 +14,7 @@ from dflashc.compiler.lower.program import ARENA, LoweredProgram, Lowering
 from dflashc.compiler.lower.programs import choice_functions
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
-from dflashc.runtime.device_sampling import sampling_words
+from dflashc.runtime.device_sampling import Word, sampling_words
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Buffer, Operand
 from dflashc.runtime.sampling import SamplingParameters, sample
@@ -29,6 +29,7 @@ from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import pack_rows, packed_format
 from tests.reference.relax_numpy import evaluate
 from tests.targets import samples
+from tests.targets.cpu.test_rejection import SEED, expected
 from tests.targets.gpu.lowered import run_program
 
 TRAITS = Traits("vulkan", "generic")
@@ -145,7 +146,8 @@ def version_2(taps: int = TAPS, group_size: int = GROUP_SIZE, logits: int = VOCA
         "base": ((2, taps, HIDDEN), "float32"), "norm": ((HIDDEN,), "float32"),
         "projection": ((2 * taps * groups, HIDDEN), "float32"), "logits": (("m", logits), "float32"),
         "d2t": ((logits,), "int32"),
-        "projected": (("m", RANK), "float32"), "block": (("m",), "int32"),
+        "projected": (("m", RANK), "float32"), "block": (("m",), "int32"), "state": ((8,), "int64"),
+        "sampling": ((len(Word),), "int64"),
         "predecessor": ((VOCABULARY, RANK), "float32"), "successor": ((VOCABULARY, RANK), "float32")}
 
     def body(emit: Callable[..., Expr], **p: Expr) -> list[Expr]:
@@ -155,9 +157,12 @@ def version_2(taps: int = TAPS, group_size: int = GROUP_SIZE, logits: int = VOCA
         y, dynamic = (emit(relax.TupleGetItem(first, i)) for i in range(2))
         second = emit(op.norm_convolution(x, z, dynamic, base, p["norm"], 1e-6, ["f32"]))
         last = emit(op.norm_convolution(x, z, dynamic, base, None, 1e-6, []))
-        ids = op.select_candidates(p["logits"], [p["d2t"]] if logits < VOCABULARY else [], p["projected"], p["block"],
-                                   p["predecessor"], p["successor"], 10)
-        return [y, dynamic, *(relax.TupleGetItem(second, i) for i in range(2)), relax.TupleGetItem(last, 0), ids]
+        d2t = [p["d2t"]] if logits < VOCABULARY else []
+        walk = emit(op.select_candidates(p["logits"], d2t, p["projected"], p["block"], p["state"], p["sampling"],
+                                         p["predecessor"], p["successor"], 10))
+        best = emit(op.best_candidate(p["logits"], d2t, 10))
+        proposals = [*(relax.TupleGetItem(walk, i) for i in range(4)), *(relax.TupleGetItem(best, i) for i in range(2))]
+        return [y, dynamic, *(relax.TupleGetItem(second, i) for i in range(2)), relax.TupleGetItem(last, 0), *proposals]
 
     return graph(shapes, body)
 
@@ -166,14 +171,15 @@ def version_2(taps: int = TAPS, group_size: int = GROUP_SIZE, logits: int = VOCA
 def test_operators_of_version_2(rows: int, logits: int) -> None:
     program = Program(version_2(logits=logits), rows, {"projection": "Q8_0", "predecessor": "F16", "successor": "Q4_0"})
     program.inputs["projected"] *= 20
+    program.inputs["sampling"][:] = 0
     expected = evaluate(program.function, program.inputs)
     quantised, *others = program.results(program.run(), expected)
     step = 1.5 * np.abs(samples.values_of(list(expected[0]), "q8_32s")).max() / 127
     np.testing.assert_allclose(samples.values_of(quantised, "q8_32s"), samples.values_of(list(expected[0]), "q8_32s"),
                                rtol=0, atol=step)
-    for (found,), reference in zip(others[:-1], expected[1:-1], strict=True):
+    for (found,), reference in zip(others, expected[1:], strict=True):
+        assert found.dtype.kind == reference.dtype.kind
         np.testing.assert_allclose(found, reference, rtol=1e-5, atol=1e-5 * np.abs(reference).max())
-    np.testing.assert_array_equal(others[-1][0], expected[-1])
 
 
 def test_convolutions_that_do_not_fit_are_refused() -> None:
@@ -267,3 +273,22 @@ def test_draw_and_accept(rows: int, vocabulary: int) -> None:
     assert memory["result.0.0"].view(np.int32)[: rows + 1].tolist() == [rows - 1, *ids]
     assert memory["state"].view(np.int64)[0] == START + rows
     assert memory["history"].view(np.int32)[START : START + rows].tolist() == [7, *ids[:-1]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_rejection(temperature: float) -> None:
+    """Proposals of an unlikely token, for which the drafter was sure."""
+    rows, candidates = 5, 10
+    parameters = SamplingParameters(temperature=0.9, seed=SEED)
+    program = Program(choice_functions(200, candidates)["draw"], rows, {})
+    program.inputs["sampling"] = sampling_words(parameters, 200, temperature)
+    program.inputs["tokens"] %= 200
+    proposals = program.inputs["tokens"][1:].tolist()
+    program.inputs["proposals.candidates"][: rows - 1, 3] = proposals
+    program.inputs["proposals.probabilities"][:] = np.eye(candidates)[3]
+    found = program.run()["result.0.0"].view(np.int32)[:rows].tolist()
+    drawn = [sample(logits, [], START + row + 1, parameters) for row, logits in enumerate(program.inputs["logits"])]
+    judged = [expected(logits, proposal, np.eye(200)[proposal], START + row + 1, parameters)
+              for row, (logits, proposal) in enumerate(zip(program.inputs["logits"], proposals, strict=False))]
+    assert found == ([*judged, drawn[-1]] if temperature else drawn)
+    assert judged != drawn[:-1]
