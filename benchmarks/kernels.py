@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dflashc.compiler.inspect_plan import cache_bytes
 from dflashc.runtime.artefact import Artefact, load_artefact
 from dflashc.runtime.device.base import Device
 from dflashc.runtime.device.memories import session_memories
@@ -44,10 +45,8 @@ def launches(artefact: Artefact, rows: int, head: str, head_rows: int) -> tuple[
 
 def bytes_of_run(artefact: Artefact, depth: int, rows: int, head: str) -> int:
     """Bytes of weights and caches that a run of `rows` tokens at `depth` has to read at least once."""
-    config = artefact.manifest.config
-    cached = sum(min(depth, window) if window else depth for window in config["layer_windows"])
     decode, output = launches(artefact, rows, head, rows)
-    return sum(x.bytes_read for x in decode + output) + cached * config["kv_heads"] * config["head_size"] * 2 * 2
+    return sum(x.bytes_read for x in decode + output) + cache_bytes(artefact.manifest, "target", depth)
 
 
 def bytes_of_round(artefact: Artefact, depth: int, width: int) -> int:
@@ -59,8 +58,8 @@ def bytes_of_round(artefact: Artefact, depth: int, width: int) -> int:
         if first and launch.bytes_read:
             start = placed[first.name] + int(first.value)
             spans.add((start, start + launch.bytes_read))
-    caches = sum(b.bytes_per_token for b in artefact.plan.buffers.values() if b.role == "cache")
-    return _covered(spans) + depth * caches
+    manifest = artefact.manifest
+    return _covered(spans) + sum(cache_bytes(manifest, model, depth) for model in manifest.kv_types)
 
 
 def profile(directory: Path, threads: int, depth: int, rows: int, head: str, runs: int = 8) -> list[KernelTime]:

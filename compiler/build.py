@@ -71,6 +71,8 @@ class BuildOptions:
         A drafter for the model; giving one means that the artefact speculates.
     context : int
         Capacity in tokens, 0 for the model's own.
+    kv_type, drafter_kv_type : str
+        Types of the K and V caches, "f16" or "q8_0".
     dump : Path, optional
         Receives the IR of every phase.
     """
@@ -81,7 +83,14 @@ class BuildOptions:
     drafter: Path | None = None
     overrides: Overrides = field(default_factory=Overrides)
     context: int = 0
+    kv_type: str = "f16"
+    drafter_kv_type: str = "f16"
     dump: Path | None = None
+
+    @property
+    def kv_types(self) -> dict[str, str]:
+        """Types of the caches by model, as in the manifest."""
+        return {"target": self.kv_type} | ({"drafter": self.drafter_kv_type} if self.drafter else {})
 
 
 @dataclass
@@ -94,12 +103,15 @@ class Lowered:
         The target's and, of a pair, the drafter's.
     sources : dict
         Weights by parameter name, in the order in which they are stored.
+    kv_types : dict
+        As in the manifest.
     """
 
     files: list[GgufFile]
     config: ModelConfig
     pair: PairReport | None
     target: Target
+    kv_types: dict[str, str]
     sources: dict[str, WeightSource]
     plan: Plan
     requests: dict[str, Any]
@@ -124,7 +136,8 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             dflashc=importlib.metadata.version("dflashc"), target=options.target,
             requirements=requirements, sources=_sources(lowered.files, progress),
             config=dataclasses.asdict(lowered.config), drafter=_drafter(lowered.pair),
-            context=lowered.plan.max_context, weights=tuple(placed), self_test=(), notes=tuple(lowered.notes))
+            kv_types=lowered.kv_types, context=lowered.plan.max_context, weights=tuple(placed), self_test=(),
+            notes=tuple(lowered.notes))
         write_manifest(folder, manifest)
         manifest = dataclasses.replace(manifest, self_test=_record_self_test(folder, progress))
         write_manifest(folder, manifest)
@@ -133,6 +146,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 
 def lower(options: BuildOptions) -> Lowered:
     """Everything up to the plan: reads metadata, norms and frequency tables, and no other weights."""
+    from dflashc.compiler.lower.caches import plan_caches
     from dflashc.compiler.lower.programs import choice_functions, lower_programs
     from dflashc.passes.pipeline import optimise
 
@@ -150,6 +164,8 @@ def lower(options: BuildOptions) -> Lowered:
         files.append(drafter_file)
         tensors |= drafter_tensors
         said = [*pair.notes, *pair.warnings]
+    drafter = pair.config if pair else None
+    caches = plan_caches(target, config, options.kv_type, drafter, options.drafter_kv_type)
     module = build_graph(gguf, config, pair.config.taps if pair else ())
     if drafter_graph is not None:
         module.update(drafter_graph)
@@ -158,11 +174,11 @@ def lower(options: BuildOptions) -> Lowered:
     packed = {name: s.packed for name, s in sources.items()}
     module = optimise(module, {n: w.format for n, w in packed.items()}, {n: w.form for n, w in packed.items()},
                       options.dump)
-    drafter = pair.config if pair else None
-    programs = lower_programs(module, config, drafter, packed, target.rules(), target.name, context,
+    programs = lower_programs(module, config, drafter, packed, caches, target.rules(), target.name, context,
                               options.overrides.draft_rows == "full")
     sources = _ordered(sources, programs.plan.adjacent)
-    return Lowered(files, config, pair, target, sources, programs.plan, programs.requests, tokenizer, [*notes, *said])
+    return Lowered(files, config, pair, target, options.kv_types, sources, programs.plan, programs.requests, tokenizer,
+                   [*notes, *said])
 
 
 def _read_drafter(options: BuildOptions, gguf: GgufFile,

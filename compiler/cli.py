@@ -97,12 +97,17 @@ def _overrides(options: dict[str, Any]) -> Overrides:
     return Overrides(**{field.name: options.pop(field.name) for field in fields(Overrides)})
 
 
+_KV_TYPE = click.Choice(["f16", "q8_0"])
+
+
 @cli.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--target", required=True, help="Device to build for; `dflashc targets` lists them.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--ctx", "context", type=click.IntRange(min=1), help="Context capacity in tokens [model's own].")
 @click.option("--drafter", type=click.Path(path_type=Path), help="GGUF file of a DFlash drafter for MODEL.")
+@click.option("--kv-type", type=_KV_TYPE, default="f16", show_default=True, help="Type of MODEL's K and V caches.")
+@click.option("--drafter-kv-type", type=_KV_TYPE, help="The same of the drafter's [f16].")
 @_pair_options
 @click.option("--dump", type=click.Path(path_type=Path, file_okay=False), help="Write the IR after every pass there.")
 @click.option("--dry-run", is_flag=True, help="Stop before anything is compiled or written, and say what would be.")
@@ -113,8 +118,11 @@ def build(settings: Settings, as_json: bool, dry_run: bool, **options: Any) -> N
     from dflashc.compiler import cli_build
     from dflashc.compiler.build import BuildOptions
 
+    if options["drafter"] is None and options["drafter_kv_type"] is not None:
+        raise click.UsageError("--drafter-kv-type is for the caches of a drafter; it needs --drafter")
     options["overrides"] = _overrides(options)
     options["context"] = options["context"] or 0
+    options["drafter_kv_type"] = options["drafter_kv_type"] or "f16"
     (cli_build.dry_run if dry_run else cli_build.build)(BuildOptions(**options), as_json, settings.verbose)
 
 

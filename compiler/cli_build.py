@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dflashc.compiler.build import BuildOptions, lower
 from dflashc.compiler.build import build as build_artefact
-from dflashc.compiler.cli_inspect import memory_table, types_table
+from dflashc.compiler.cli_inspect import kv_types_line, memory_table, types_table
 from dflashc.compiler.drafter import normalise
 from dflashc.compiler.gguf import open_gguf
 from dflashc.compiler.inspect import describe_artefact, describe_lowered
@@ -76,7 +76,7 @@ def _settings(options: BuildOptions) -> Iterator[Table]:
     yield pairs("Build", [
         ("model", f"{name} ({config.architecture}), {config.layers} layers, {size(model_size)}"),
         ("target", f"{options.target}: {need.machine}, {need.level}"), ("uses", " ".join(need.features) or "baseline"),
-        ("context", f"{context} tokens"), ("output", options.output)])
+        ("context", f"{context} tokens"), ("K and V", kv_types_line(options.kv_types)), ("output", options.output)])
 
 
 def _print_notes(notes: list[str]) -> None:

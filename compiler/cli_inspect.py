@@ -140,12 +140,17 @@ def artefact_tables(d: dict[str, Any]) -> Iterator[Table]:
         *(("from", f"{name} sha256:{digest}") for s in d["sources"] for name, digest in s["sha256"].items()),
         *([("drafts", f"up to {d['drafter']['width']} tokens a round")] if d["drafter"] else []),
         ("target", d["target"]), ("needs", " ".join([need["machine"], need["level"], *need["features"]])),
-        ("context", f"{d['max_context']} tokens"), ("self-tests", d["self_tests"]),
+        ("context", f"{d['max_context']} tokens"), ("K and V", kv_types_line(d["kv_types"])),
+        ("self-tests", d["self_tests"]),
         *(("note", note) for note in d["notes"])])
     yield _config(d["config"])
     yield types_table("Weights by format", d["types"])
     yield pairs("Files", [(name, size(nbytes)) for name, nbytes in d["files"].items()])
     yield memory_table(d["memory"], d["context"])
+
+
+def kv_types_line(kv_types: dict[str, str]) -> str:
+    return ", ".join(f"{kind} of the {model}" for model, kind in kv_types.items())
 
 
 def memory_table(memory: dict[str, int], context: int) -> Table:

@@ -13,6 +13,7 @@ from typing import Any
 from dflashc.compiler.drafter.config import INJECTED, PREFIX
 from dflashc.runtime.artefact import Artefact
 from dflashc.runtime.errors import RequestError
+from dflashc.runtime.kv_types import kv_bytes
 from dflashc.runtime.manifest import Manifest, Weight
 from dflashc.runtime.plan import Launch, Operand, Plan, Program, Units
 from dflashc.runtime.rounds import round_programs
@@ -80,9 +81,8 @@ def describe_round(artefact: Artefact, name: str, depth: int) -> dict[str, Any]:
         "phases": list(_phases(launches)),
         "bytes_read": sum(x["bytes_read"] for x in launches), "least": _least_bytes(artefact, programs),
         "cache_bytes": sum(x["cache_bytes"] for x in launches),
-        "least_cache": sum(_layer_cache_bytes(config, layer, depth)
-                           for model, config in _configs(artefact.manifest).items() if _MODELS[model][0] in by_role
-                           for layer in range(config["layers"])),
+        "least_cache": sum(cache_bytes(artefact.manifest, model, depth) for model in artefact.manifest.kv_types
+                           if _MODELS[model][0] in by_role),
         "launches": launches,
     }
 
@@ -170,19 +170,24 @@ def _cache_bytes(launch: Launch, artefact: Artefact, depth: int) -> int:
     caches = any(o.kind == "buffer" and artefact.plan.buffers[o.name].role == "cache" for o in launch.operands)
     if layer is None or not caches:
         return 0
-    return _layer_cache_bytes(_configs(artefact.manifest)["drafter" if layer[1] else "target"], int(layer[2]), depth)
+    return _layer_cache_bytes(artefact.manifest, "drafter" if layer[1] else "target", int(layer[2]), depth)
 
 
-def _configs(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """The configurations of the models."""
-    drafter = {"drafter": manifest.drafter["pair"]["config"]} if manifest.drafter else {}
-    return {"target": manifest.config, **drafter}
+def cache_bytes(manifest: Manifest, model: str, depth: int) -> int:
+    """Bytes of K and V that the windows of the "target"'s or the "drafter"'s layers show of `depth` tokens."""
+    layers = len(_config(manifest, model)["layer_windows"])
+    return sum(_layer_cache_bytes(manifest, model, layer, depth) for layer in range(layers))
 
 
-def _layer_cache_bytes(config: Mapping[str, Any], layer: int, depth: int) -> int:
-    """Bytes of a layer's K and V, in float16, that its window shows of `depth` tokens."""
+def _config(manifest: Manifest, model: str) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = manifest.config if model == "target" else manifest.drafter["pair"]["config"]
+    return config
+
+
+def _layer_cache_bytes(manifest: Manifest, model: str, layer: int, depth: int) -> int:
+    config = _config(manifest, model)
     window = config["layer_windows"][layer] or depth
-    return min(depth, window) * 2 * 2 * config["kv_heads"] * config["head_size"]
+    return min(depth, window) * 2 * kv_bytes(manifest.kv_types[model], config["kv_heads"] * config["head_size"])
 
 
 # Launches ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from dflashc.runtime.errors import ArtefactError
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = "manifest.json"
 
 
@@ -78,6 +78,8 @@ class Manifest:
         The target and, of a pair, the drafter.
     config, drafter : dict
         The target's configuration; of a pair the widest draft, the mask token and what the pair check found.
+    kv_types : dict
+        Types of the K and V caches, of the "target" and, of a pair, the "drafter".
     notes : tuple of str
         What the user should know: a block format stored as a wider one, an assumption about the drafter.
     """
@@ -88,6 +90,7 @@ class Manifest:
     sources: tuple[Source, ...]
     config: dict[str, Any]
     drafter: dict[str, Any]
+    kv_types: dict[str, str]
     context: int
     weights: tuple[Weight, ...]
     self_test: tuple[SelfTest, ...]

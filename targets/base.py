@@ -22,6 +22,8 @@ class Target(Protocol):
         As the user spells it.
     row_group : int
         Output rows that the weight layout keeps together.
+    kv_types : tuple of str
+        The types in which it stores K and V, of `runtime.kv_types`.
     """
 
     @property
@@ -29,6 +31,9 @@ class Target(Protocol):
 
     @property
     def row_group(self) -> int: ...
+
+    @property
+    def kv_types(self) -> tuple[str, ...]: ...
 
     def missing(self) -> list[str]:
         """What a build needs and this machine lacks, and how to get it; one line each."""

@@ -41,6 +41,15 @@ class Variants:
     requests: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Cache:
+    """A layer's K or V cache: its type, see `runtime.kv_types`, where it begins, and the tokens it holds."""
+
+    type: str
+    begin: Operand
+    capacity: Operand
+
+
 @dataclass
 class ProgramContext:
     """A program under construction.
@@ -49,10 +58,12 @@ class ProgramContext:
     ----------
     rows : int
         M, the rows of this program.
+    caches : mapping
+        K and V caches by parameter name.
     temporaries : dict
         Bytes of each intermediate buffer; operands of kind "temporary" name them until memory is planned.
     shared : dict
-        Buffers that all programs share, e.g. caches and scratch whose size depends on the context.
+        Buffers that all programs share, e.g. scratch whose size depends on the context.
     requests : dict
         Kernels to compile, by symbol.
     placed : dict
@@ -63,6 +74,7 @@ class ProgramContext:
 
     rows: int
     weights: Mapping[str, PackedWeight]
+    caches: Mapping[str, Cache] = field(default_factory=dict)
     shared: dict[str, Buffer] = field(default_factory=dict)
     temporaries: dict[str, int] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
@@ -92,6 +104,9 @@ class ProgramContext:
 
     def weight(self, expr: Expr) -> PackedWeight:
         return self.weights[expr.name]
+
+    def cache(self, expr: Expr) -> Cache:
+        return self.caches[expr.name]
 
     def result(self, var: Expr) -> Parts:
         """Memory for the call bound to `var`, which it also records."""

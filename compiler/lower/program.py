@@ -15,7 +15,7 @@ from dflashc.compiler.lower.memory import Lifetime, plan_memory, step_of_launche
 from dflashc.passes.operators import name_of
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Buffer, Launch, Operand, Program
-from dflashc.targets.context import PackedWeight, Parts, ProgramContext, Rule
+from dflashc.targets.context import Cache, PackedWeight, Parts, ProgramContext, Rule
 
 ARENA = "arena"
 
@@ -45,6 +45,7 @@ class Lowering:
     target: str
     rules: Mapping[str, Rule]
     weights: Mapping[str, PackedWeight]
+    caches: Mapping[str, Cache]
     buffers: dict[str, Buffer]
 
     def lower(self, function: relax.Function, role: str, rows: int, parameters: Mapping[str, Parts],
@@ -58,7 +59,7 @@ class Lowering:
         outputs : sequence
             Memory that receives the function's results, in order; empty where nobody reads them.
         """
-        context = ProgramContext(rows, self.weights, self.buffers)
+        context = ProgramContext(rows, self.weights, self.caches, self.buffers)
         for parameter in function.params:
             context.values[parameter] = self._parameter(parameter.name, parameters)
         bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
@@ -79,6 +80,8 @@ class Lowering:
             return parameters[name]
         if name in self.weights:
             return Operand("weight", name)
+        if name in self.caches:
+            return self.caches[name].begin
         if name not in self.buffers:
             raise BuildError(f"parameter {name} is neither a weight nor a buffer")
         return Operand("buffer", name)

@@ -16,9 +16,9 @@ import tvm
 from tvm import relax
 
 from dflashc.compiler.drafter.config import PREFIX, DrafterConfig
+from dflashc.compiler.lower.caches import Caches
 from dflashc.compiler.lower.program import ARENA, LoweredProgram, Lowering
 from dflashc.compiler.models.config import ModelConfig
-from dflashc.compiler.models.graph import cache_name
 from dflashc.passes import operators as op
 from dflashc.runtime.artefact import CONFIDENCE
 from dflashc.runtime.device_sampling import Word
@@ -53,7 +53,7 @@ class LoweredPlan:
 
 
 def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig | None,
-                   weights: Mapping[str, PackedWeight], rules: Mapping[str, Rule], target: str,
+                   weights: Mapping[str, PackedWeight], caches: Caches, rules: Mapping[str, Rule], target: str,
                    context: int, full_rows: bool = False) -> LoweredPlan:
     """Lower all programs of an optimised module.
 
@@ -66,8 +66,8 @@ def lower_programs(module: tvm.IRModule, config: ModelConfig, drafter: DrafterCo
     full_rows : bool
         Whether every draft runs the whole block and keeps its first rows, see `pair.Overrides.draft_rows`.
     """
-    buffers = {b.name: b for b in _buffers(module, config, drafter)}
-    lowering = Lowering(target, rules, weights, buffers)
+    buffers = {b.name: b for b in (*_buffers(module, config, drafter), *caches.buffers)}
+    lowering = Lowering(target, rules, weights, caches.by_name, buffers)
     programs: dict[str, Program] = {}
     requests: dict[str, Any] = {}
     adjacent: list[list[str]] = []
@@ -121,7 +121,7 @@ def most_width(drafter: DrafterConfig) -> int:
 
 
 def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig | None) -> Iterator[Buffer]:
-    row, kv_row = config.hidden * 4, config.kv_heads * config.head_size * 2
+    row = config.hidden * 4
     yield Buffer("state", "state", STATE_WORDS * 8)
     yield Buffer("tokens", "state", MOST_ROWS * 4)
     yield Buffer("block", "state", MOST_HEAD_ROWS * 4)
@@ -135,9 +135,6 @@ def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig |
     yield Buffer("emitted", "output", (MOST_HEAD_ROWS + 1) * 4)
     for name, table in zip(_table_names(module), module["positions"].ret_ty.fields, strict=True):
         yield Buffer(name, "scratch", 2 * MOST_ROWS * int(table.shape.values[2]) * 4)
-    for layer in range(config.layers):
-        for which in "kv":
-            yield Buffer(cache_name("", layer, which), "cache", 0, kv_row)
     if drafter is None:
         return
     yield Buffer(f"{PREFIX}residual", "scratch", MOST_HEAD_ROWS * drafter.hidden * 4)
@@ -149,9 +146,6 @@ def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig |
     if drafter.selector_top_k:
         yield Buffer(CANDIDATES, "state", MOST_HEAD_ROWS * drafter.selector_top_k * 4)
         yield Buffer(PROBABILITIES, "state", MOST_HEAD_ROWS * drafter.selector_top_k * 8)
-    for which in "kv":
-        per_layer = drafter.kv_heads * drafter.head_size * 2
-        yield Buffer(f"{PREFIX}cache.{which}", "cache", 0, drafter.layers * per_layer)
 
 
 def _feature_form(module: tvm.IRModule) -> str:
@@ -180,7 +174,7 @@ def _model_jobs(module: tvm.IRModule, drafter: DrafterConfig | None) -> Iterator
         yield _Job("positions", rows, outputs=tables)
         yield _Job("decode", rows, outputs=outputs)
         if drafter:
-            yield _Job("inject", rows, parameters={"features": _features(module), **_drafter_caches(drafter)})
+            yield _Job("inject", rows, parameters={"features": _features(module)})
     for rows in VERIFY_ROWS:
         yield _Job("ids", rows, outputs=(Operand("buffer", "ids"),))
         yield _Job("logits", rows, outputs=(Operand("buffer", "logits"),))
@@ -197,7 +191,7 @@ def _pair_jobs(drafter: DrafterConfig, full_rows: bool) -> Iterator[_Job]:
     residual = Operand("buffer", f"{PREFIX}residual")
     block_rows = most_width(drafter) + 1
     for rows in [block_rows] if full_rows else range(2, block_rows + 1):
-        yield _Job("draft", rows, parameters=_drafter_caches(drafter), outputs=(residual,))
+        yield _Job("draft", rows, outputs=(residual,))
     # the proposals are the rows after the anchor's, and go where the target reads them
     hidden = {"hidden": Operand("buffer", residual.name, drafter.hidden * 4)}
     ids: list[Parts] = [Operand("buffer", "tokens", 4)]
@@ -208,10 +202,3 @@ def _pair_jobs(drafter: DrafterConfig, full_rows: bool) -> Iterator[_Job]:
     for role, parts in outputs.items():
         for width in range(1, block_rows):
             yield _Job(role, width, parameters=hidden, outputs=(parts if len(parts) > 1 else parts[0],))
-
-
-def _drafter_caches(drafter: DrafterConfig) -> dict[str, Parts]:
-    """All layers share a buffer for K and one for V, so that one launch can fill them."""
-    per_layer = drafter.kv_heads * drafter.head_size * 2
-    return {cache_name(PREFIX, layer, which): Operand("buffer", f"{PREFIX}cache.{which}", 0, layer * per_layer)
-            for layer in range(drafter.layers) for which in "kv"}

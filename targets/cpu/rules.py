@@ -170,25 +170,25 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
     leading = (query_heads + 2 * kv_heads) * size
     cosine, sine = cosine_sine(c.operand(table), c.rows, pairs)
     common = [c.operand(state), c.operand(qkv), cosine, sine]
-    caches = [c.operand(keys), c.operand(values)]
+    caches, kv = [c.operand(keys), c.operand(values)], c.cache(keys).type
     weights = [c.operand(w) for w in norms]
     sink = [c.operand(s) for s in sinks]
     denominator = ["sinks"] if sink else []
     tail = [float(epsilon)] if normed else []
-    capacity = Operand("context")
+    capacity = c.cache(keys).capacity
     label = keys.name.removesuffix(".k").replace("cache.", "blk.")
     outputs = flatten(c.result(var))
     columns = query_heads * size
     if c.rows in VERIFY_ROWS:
         queries = c.rows * group
         per_part = kv_heads * queries
-        partial_values = c.share(_parts_buffer("attention.values", per_part * size * 4))
-        partial_sums = c.share(_parts_buffer("attention.sums", per_part * 2 * 4))
-        units = Units(kv_heads * attention.window_parts(window, c.rows)) if window \
-            else Units(kv_heads, c.rows, attention_tile.PART)
-        c.launch(request(attention.attention, c.rows, group, size, pairing, normed, mask), f"{label} attention", units,
-                 [*common, *weights, *caches, partial_values, partial_sums, leading, kv_heads, capacity, window, pairs,
-                  float(scale), *tail])
+        parts = attention.window_parts(window, c.rows) if window else None
+        partial_values = c.share(_parts_buffer("attention.values", per_part * size * 4, parts))
+        partial_sums = c.share(_parts_buffer("attention.sums", per_part * 2 * 4, parts))
+        units = Units(kv_heads * parts) if parts else Units(kv_heads, c.rows, attention_tile.PART)
+        c.launch(request(attention.attention, c.rows, group, size, pairing, normed, kv, mask), f"{label} attention",
+                 units, [*common, *weights, *caches, partial_values, partial_sums, leading, kv_heads, capacity, window,
+                         pairs, float(scale), *tail])
         direct = query_heads % attention.heads_per_unit(size, form) == 0
         merged_form = form if direct else "f32"
         merged = outputs if direct else [c.temporary(c.rows * columns * 4)]
@@ -200,12 +200,12 @@ def _attention_block(lanes: int, c: ProgramContext, var: Expr, call: Expr) -> No
             _quantise(c, merged[0], form, outputs, columns)
         return
     blocks = Units(kv_heads * c.rows // attention.BLOCK)
-    c.launch(request(attention.kv_write, size, pairing, normed), f"{label} cache write", blocks,
+    c.launch(request(attention.kv_write, size, pairing, normed, kv), f"{label} cache write", blocks,
              [*common, *weights[1:], *caches, leading, query_heads, kv_heads, capacity, pairs, *tail])
     attended = outputs if form == "f32" else [c.temporary(c.rows * columns * 4)]
-    c.launch(request(attention.attention_prefill, group, size, pairing, normed, *denominator), f"{label} attention",
-             blocks, [*common, *weights[:1], *caches, *sink, *attended, c.rows, leading, kv_heads, capacity, window,
-                      pairs, float(scale), *tail])
+    c.launch(request(attention.attention_prefill, group, size, pairing, normed, kv, *denominator),
+             f"{label} attention", blocks, [*common, *weights[:1], *caches, *sink, *attended, c.rows, leading, kv_heads,
+                                            capacity, window, pairs, float(scale), *tail])
     if form != "f32":
         _quantise(c, attended[0], form, outputs, columns)
 
@@ -214,6 +214,8 @@ def _quantise(c: ProgramContext, source: Operand, form: str, outputs: Sequence[O
     c.launch(request(activation.quantise, form), "quantise", Units(c.rows), [source, *outputs, columns])
 
 
-def _parts_buffer(name: str, bytes_per_part: int) -> Buffer:
-    """Scratch for partial attention results: one part per 256 tokens of context."""
+def _parts_buffer(name: str, bytes_per_part: int, parts: int | None) -> Buffer:
+    """Scratch for partial attention results: of so many parts, or of one per 256 tokens of context."""
+    if parts is not None:
+        return Buffer(name, "scratch", bytes_per_part * parts)
     return Buffer(name, "scratch", bytes_per_part, math.ceil(bytes_per_part / attention_tile.PART))

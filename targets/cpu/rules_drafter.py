@@ -64,14 +64,15 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
     c.keep_adjacent([n.name for n in norms])
     c.keep_adjacent([b.name for b in biases])
     bias, epilogue = ([c.operand(biases[0])], "store_bias") if len(biases) else ([], "store")
-    rows = kernel_rows(c.rows)
+    rows, cache = kernel_rows(c.rows), c.cache(caches[0])
     together = len({w.format for w in packed}) == 1
     for first, matrices in [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]:
-        c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing), epilogue),
+        c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing), epilogue,
+                         cache.type),
                  "KV injection", Units(len(matrices) * heads),
                  [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
                   c.operand(norms[0]), c.operand(state), cosine, sine, c.operand(caches[0]), c.operand(caches[1]),
-                  *rows_scalar(rows, c.rows), matrices[0].columns, heads, Operand("context"), pairs, first,
+                  *rows_scalar(rows, c.rows), matrices[0].columns, heads, cache.capacity, pairs, first,
                   float(op.scalar(epsilon))],
                  barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),
                  flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))

@@ -12,6 +12,7 @@ import numpy as np
 from dflashc.runtime.artefact import KERNELS
 from dflashc.runtime.device.cpu import ABI
 from dflashc.runtime.errors import BuildError, TargetError
+from dflashc.runtime.kv_types import KV_TYPES
 from dflashc.runtime.manifest import Requirements
 from dflashc.targets import packing
 from dflashc.targets.context import PackedWeight, Rule
@@ -30,6 +31,10 @@ class CpuTarget:
     @property
     def row_group(self) -> int:
         return self.traits.lanes
+
+    @property
+    def kv_types(self) -> tuple[str, ...]:
+        return tuple(KV_TYPES)
 
     def missing(self) -> list[str]:
         try:

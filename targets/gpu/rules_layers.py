@@ -125,7 +125,7 @@ def _attention_block(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -
                  Units(kv_heads * traits.attention_slots * chunks),
                  [c.operand(state), c.operand(qkv), c.operand(table), *(c.operand(w) for w in norms), c.operand(keys),
                   c.operand(values), partial_values, partial_sums, c.rows, stored, first_row, attended, chunks, group,
-                  kv_heads, Operand("context"), *seen, int(op.shape(table)[2]), float(scale),
+                  kv_heads, c.cache(keys).capacity, *seen, int(op.shape(table)[2]), float(scale),
                   *([float(epsilon)] if normed else [])])
 
     def merge(first_row: int, attended: int) -> None:

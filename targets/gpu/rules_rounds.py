@@ -58,7 +58,7 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
                  "KV injection", Units(c.rows // rows * len(matrices) * heads),
                  [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
                   c.operand(norms[0]), c.operand(state), c.operand(table), c.operand(caches[0]), c.operand(caches[1]),
-                  matrices[0].columns, heads, len(matrices), first, members, Operand("context"), c.rows,
+                  matrices[0].columns, heads, len(matrices), first, members, c.cache(caches[0]).capacity, c.rows,
                   int(op.shape(table)[2]), float(op.scalar(epsilon))],
                  barrier=index == len(launches) - 1, bytes_read=sum(w.bytes for w in matrices),
                  flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))

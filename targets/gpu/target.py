@@ -36,6 +36,10 @@ class GpuTarget(ABC):
     def row_group(self) -> int:
         return ROW_GROUP
 
+    @property
+    def kv_types(self) -> tuple[str, ...]:
+        return ("f16",)
+
     @abstractmethod
     def missing(self) -> list[str]:
         """What a build needs and this machine lacks, and how to get it; one line each."""

@@ -14,8 +14,8 @@ from dflashc.runtime.manifest import Manifest, Requirements, Source, load_manife
 
 MANIFEST = Manifest(
     dflashc="1", target="cpu", requirements=Requirements("x86_64", "x", ("f",), 1),
-    sources=(Source("m", "a", {}, 1),), config={"vocabulary": 3}, drafter={}, context=256, weights=(), self_test=(),
-    notes=("a note",))
+    sources=(Source("m", "a", {}, 1),), config={"vocabulary": 3}, drafter={}, kv_types={}, context=256, weights=(),
+    self_test=(), notes=("a note",))
 
 
 def write(output: Path, content: str = "data") -> None:

@@ -36,7 +36,7 @@ def planned(model: Path, drafter: Path | None = None, draft_rows: str = "short")
         width = pair.config.block_size - 1 if pair else 0
         manifest = Manifest(
             dflashc="", target="", requirements=lowered.target.requirements(), sources=(),
-            config=vars(lowered.config), context=512, self_test=(), notes=(),
+            config=vars(lowered.config), kv_types=lowered.kv_types, context=512, self_test=(), notes=(),
             weights=tuple(place_weights(lowered.sources.values())),
             drafter={"width": width, "block_rows": width + 1 if draft_rows == "full" else 0, "mask_id": 0,
                      "pair": pair.to_json()} if pair else {})

@@ -22,6 +22,7 @@ from tests.compiler.models.tiny import tiny, variants
 from tests.proof.comparing import errors
 from tests.proof.running import build_artefact, logits_along, same_bits, session_of
 from tests.reference.config import read_model
+from tests.reference.functions import F16
 from tests.reference.transformer import ActivationQuantisation, ReferenceModel, int8_activations
 
 CONTEXT = 256
@@ -53,7 +54,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def built_errors(model: Path, quantisation: ActivationQuantisation | None = None,
                  target: str = "cpu") -> tuple[float, list[float]]:
     """Build `model` and hold it against the reference, see `errors`."""
-    reference = ReferenceModel(*read_model(model), np.float16, quantisation)
+    reference = ReferenceModel(*read_model(model), F16, quantisation)
     with session_of(build_artefact(model, model.parent, CONTEXT, target), CONTEXT) as session:
         assert_programs_agree(session)
         return errors(session, reference, TEXT)

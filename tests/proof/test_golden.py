@@ -17,6 +17,7 @@ from dflashc.runtime.tokenizer import Tokenizer
 from tests.proof.comparing import Found, Golden, along_forced, along_greedy, errors
 from tests.proof.running import greedy, session_of
 from tests.reference.config import read_model
+from tests.reference.functions import F16
 from tests.reference.transformer import ReferenceModel, int8_activations
 
 
@@ -103,7 +104,7 @@ def test_logits_of_the_reference(quantisation: str, fixture: str, equal: float, 
     """
     ids = Golden.load("pycode-3m-q8_0").forced[1]["ids"]
     config, weights = read_model(pycode_model.with_name(f"pycode-3m-{quantisation}.gguf"))
-    reference = ReferenceModel(config, weights, np.float16, int8_activations)
+    reference = ReferenceModel(config, weights, F16, int8_activations)
     with session_of(request.getfixturevalue(fixture)) as session:
         whole, pieces = errors(session, reference, ids)
     assert np.median(pieces) <= equal

@@ -14,6 +14,7 @@ from dflashc.targets.cpu.traits import LEVELS, host_features
 from tests.proof.comparing import errors
 from tests.proof.running import build_artefact, logits_along, same_bits, session_of
 from tests.reference.config import read_model
+from tests.reference.functions import F16
 from tests.reference.transformer import ReferenceModel, int8_activations
 
 TEXT = np.random.default_rng(2).integers(0, 2048, 300).tolist()
@@ -34,7 +35,7 @@ def test_level(level: str, quantisation: str, pycode_model: Path, tmp_path: Path
         session.rewind(0)
         session.prefill(TEXT, "logits")
         assert same_bits(session.logits(1)[0], alone[-1])
-        reference = ReferenceModel(*read_model(model), np.float16, int8_activations)
+        reference = ReferenceModel(*read_model(model), F16, int8_activations)
         whole, pieces = errors(session, reference, TEXT[:120])
     assert np.quantile(pieces, 0.1) <= 1e-6
     assert whole <= 0.05

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pytest
 
 from dflashc.recipes.counting import (
@@ -19,6 +18,7 @@ from dflashc.recipes.counting import (
 from dflashc.recipes.tensors import Formats
 from tests.reference.config import read_drafter, read_model
 from tests.reference.dflash import ReferenceDrafter, speculate
+from tests.reference.functions import F16
 from tests.reference.transformer import ReferenceModel, int8_activations
 
 WIDTH = 15
@@ -42,8 +42,8 @@ def pair(target: Path, folder: Path, kind: Literal["oracle", "blind"], version: 
          ) -> tuple[ReferenceModel, ReferenceDrafter]:
     path = folder / "drafter.gguf"
     write_counting_drafter(path, target, Formats(target.stem), kind, version, own_tables)
-    model = ReferenceModel(*read_model(target), np.float16, int8_activations)
-    return model, ReferenceDrafter(*read_drafter(path), model, np.float16, int8_activations)
+    model = ReferenceModel(*read_model(target), F16, int8_activations)
+    return model, ReferenceDrafter(*read_drafter(path), model, F16, int8_activations)
 
 
 def test_the_successor_goes_round() -> None:

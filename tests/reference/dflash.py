@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.reference.config import DrafterConfig, Weights
-from tests.reference.functions import Rope, attention, rms_norm, silu, softcap, softmax
+from tests.reference.functions import KvType, Rope, attention, rms_norm, silu, softcap, softmax
 from tests.reference.transformer import ActivationQuantisation, Cache, Linear, ReferenceModel, Result
 
 
@@ -24,7 +24,7 @@ class ReferenceDrafter:
         As read by `tests.reference.config.read_drafter`.
     target
         Lends its embedding and head where the drafter has none.
-    kv_dtype, activation_quantisation
+    kv, activation_quantisation
         As for `ReferenceModel`.
     """
 
@@ -33,7 +33,7 @@ class ReferenceDrafter:
         config: DrafterConfig,
         weights: Weights,
         target: ReferenceModel,
-        kv_dtype: type[np.floating] | None = None,
+        kv: KvType | None = None,
         activation_quantisation: ActivationQuantisation | None = None,
     ) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class ReferenceDrafter:
         target_scale = target.config.embedding_scale if shares_embedding else 1.0
         self._embedding_scale = target_scale if config.embedding_scale is None else config.embedding_scale
         self.committed = 0
-        self._cache = Cache(config.layers, kv_dtype)
+        self._cache = Cache(config.layers, kv)
 
     def features(self, result: Result) -> np.ndarray:
         """The drafter's input (rows, target hidden * taps) from a target pass, first tap first."""
@@ -126,12 +126,13 @@ class ReferenceDrafter:
         positions = self.committed + np.arange(len(x))
         queries = self._project(x, layer, "attn_q").reshape(len(x), config.heads, config.head_size)
         queries = config.rope(self._norm(queries, f"blk.{layer}.attn_q_norm"), positions)
-        block_keys, block_values = self._keys_values(x, layer, positions, config.rope)
+        # the block's own keys and values lie behind those of the context, and are rounded as they are
+        block_keys, block_values = map(self._cache.rounded, self._keys_values(x, layer, positions, config.rope))
         keys, values = self._cache.read(layer)
         keys, values = np.concatenate([keys, block_keys]), np.concatenate([values, block_values])
         sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
-        mixed = attention(queries, keys, values, self._visible(layer, len(x)), config.head_size**-0.5,
-                          None if sinks is None else sinks.values)
+        mixed = attention(self._cache.query(queries), keys, values, self._visible(layer, len(x)),
+                          config.head_size**-0.5, None if sinks is None else sinks.values)
         return self._project(mixed, layer, "attn_output")
 
     def _visible(self, layer: int, rows: int) -> np.ndarray:

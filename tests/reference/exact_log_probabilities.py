@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-
 from tests.realmodel import SHA256, gemma3_path
 from tests.reference.config import read_model
-from tests.reference.functions import log_softmax
+from tests.reference.functions import F16, log_softmax
 from tests.reference.transformer import ReferenceModel
 
 DATA = Path(__file__).parents[1] / "data"
@@ -30,7 +28,7 @@ WHAT = (
 def main() -> None:
     golden = json.loads((DATA / f"golden-{NAME}.json").read_text())
     assert golden["model_sha256"] == SHA256
-    model = ReferenceModel(*read_model(gemma3_path()), kv_dtype=np.float16)
+    model = ReferenceModel(*read_model(gemma3_path()), F16)
     texts = []
     for text in golden["forced"]:
         said = log_softmax(model.forward(text["ids"], 0).logits)

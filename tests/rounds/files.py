@@ -19,11 +19,12 @@ _SMALL = ("attn_conv_proj", "ffn_conv_proj", "selector_predecessor", "selector_s
 
 @dataclass(frozen=True)
 class Files:
-    """A target, or a target and a drafter with what is stated about the two."""
+    """A target, or a target and a drafter with what is stated about the two; types of the K and V caches of either."""
 
     model: Path
     drafter: Path | None = None
     overrides: Overrides = field(default_factory=Overrides)
+    kv_types: tuple[str, str] = ("f16", "f16")
 
 
 def _formats(default: str, version: int) -> Formats:
@@ -77,7 +78,9 @@ def random_pairs(folder: Path, default: str) -> dict[str, Files]:
     write_drafter_of(drafters["short"], target, full, _with_tables(full, 280, "token_embd"), _formats(default, 1))
     write_drafter_of(drafters["padded"], target, shape, _with_tables(shape, 340, "token_embd", "output"),
                      _formats(default, 2))
-    return {"random-alone": Files(target)} | {name: Files(target, path) for name, path in drafters.items()}
+    pairs = {name: Files(target, path) for name, path in drafters.items()}
+    return {"random-alone": Files(target), **pairs,
+            "windowed-v1-q8": replace(pairs["windowed-v1"], kv_types=("f16", "q8_0"))}
 
 
 def _with_tables(shape: DrafterShape, rows: int, *names: str) -> list[Tensor]:
@@ -88,11 +91,14 @@ def _with_tables(shape: DrafterShape, rows: int, *names: str) -> list[Tensor]:
 
 
 def pycode_pairs(folder: Path, quantisation: str) -> dict[str, Files]:
-    """The shipped model with its drafters, whose blocks are as short as a round needs or always whole."""
+    """The shipped model with its drafters, whose blocks are as short as a round needs or always whole; and with K and
+    V in q8_0."""
     target = folder / f"pycode-3m-{quantisation}.gguf"
     pairs = {"pycode": Files(target)}
     for version, kind in ((1, "dflash"), (2, "dflash2")):
         drafter = target.with_name(f"pycode-3m-{kind}-{quantisation}.gguf")
         pairs[f"pycode-v{version}"] = Files(target, drafter)
         pairs[f"pycode-v{version}-whole"] = Files(target, drafter, Overrides(draft_rows="full"))
-    return pairs
+    return {**pairs, "pycode-q8": Files(target, kv_types=("q8_0", "f16")),
+            "pycode-v1-q8": replace(pairs["pycode-v1"], kv_types=("q8_0", "f16")),
+            "pycode-v2-q8": replace(pairs["pycode-v2"], kv_types=("q8_0", "q8_0"))}

@@ -1,6 +1,6 @@
 """Looks inside a session: caches by position, the result of a block, what a run costs the host.
 
-Knows how the CPU lays out its caches (`targets.cpu.kernels.attention_head`); every model here has heads of 64.
+Every model here has heads of 64.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflashc.runtime.kv_types import kv_bytes
 from dflashc.runtime.rounds import round_programs
 from dflashc.runtime.session import Session
 from dflashc.targets.cpu.traits import best_level, host_features
+from tests.caches import by_slot, encode, in_memory
 
 HEAD_SIZE = 64
 
@@ -34,24 +36,27 @@ def run(session: Session, *programs: str) -> None:
     session._replay(0, *programs).run()
 
 
+def _layout(session: Session, buffer: str) -> tuple[str, str, int, int]:
+    """How a cache lies in memory, as `tests.caches` takes it: type, "k" or "v", head size, lanes."""
+    heads_of_f16 = session._plan.buffers[buffer].bytes_per_token / kv_bytes("f16", HEAD_SIZE)
+    kv = "f16" if heads_of_f16.is_integer() else "q8_0"
+    return kv, buffer[-1], HEAD_SIZE, best_level(host_features()).lanes
+
+
 def by_position(session: Session, buffer: str) -> np.ndarray:
-    """Bits of a cache, uint16 (layers * KV heads, context, head size)."""
-    bits = read(session, buffer, "uint16")
-    if not buffer.endswith("k"):
-        return bits.reshape(-1, session.context, HEAD_SIZE)
-    lanes = best_level(host_features()).lanes
-    tiles = bits.reshape(-1, session.context // lanes, HEAD_SIZE, lanes)
-    return tiles.swapaxes(2, 3).reshape(-1, session.context, HEAD_SIZE)
+    """Bytes of a cache, uint8 (KV heads, context, bytes of a key or value)."""
+    kv, which, size, lanes = _layout(session, buffer)
+    memory = read(session, buffer, "uint8")
+    return by_slot(memory.reshape(-1, session.context * kv_bytes(kv, size)), kv, which, size, lanes)
 
 
 def overwrite(session: Session, buffer: str, positions: slice, generator: np.random.Generator) -> None:
     """Put random numbers at some positions of a cache."""
-    bits = by_position(session, buffer).copy()
-    bits[:, positions] = generator.standard_normal(bits[:, positions].shape).astype(np.float16).view(np.uint16)
-    if buffer.endswith("k"):
-        lanes = best_level(host_features()).lanes
-        bits = bits.reshape(len(bits), session.context // lanes, lanes, HEAD_SIZE).swapaxes(2, 3)
-    write(session, buffer, bits)
+    kv, which, size, lanes = _layout(session, buffer)
+    slots = by_position(session, buffer).copy()
+    numbers = generator.standard_normal((*slots[:, positions].shape[:2], size), np.float32)
+    slots[:, positions] = encode(numbers, kv, which)
+    write(session, buffer, in_memory(slots, kv, which, size, lanes))
 
 
 def cache_buffers(session: Session) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.reference.config import read_drafter, read_model
 from tests.reference.dflash import ReferenceDrafter
-from tests.reference.functions import rms_norm
+from tests.reference.functions import KV_TYPES, rms_norm
 from tests.reference.transformer import ReferenceModel, int8_activations
 from tests.rounds.building import Workshop
 from tests.rounds.inside import block
@@ -19,9 +19,9 @@ def check_blocks(workshop: Workshop, name: str, tolerance: float) -> None:
     and blocks of several widths are right, and windows with them."""
     options = workshop.options(name)
     assert options.drafter is not None
-    model = ReferenceModel(*read_model(options.model), np.float16, int8_activations)
+    model = ReferenceModel(*read_model(options.model), KV_TYPES[options.kv_type], int8_activations)
     config, weights = read_drafter(options.drafter)
-    drafter = ReferenceDrafter(config, weights, model, np.float16, int8_activations)
+    drafter = ReferenceDrafter(config, weights, model, KV_TYPES[options.drafter_kv_type], int8_activations)
     session = workshop.session(name)
     text = np.random.default_rng(6).integers(0, session.vocabulary, max(LENGTHS)).tolist()
     for length in LENGTHS:

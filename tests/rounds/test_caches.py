@@ -14,7 +14,7 @@ from tests.rounds.running import MIXED, WIDTHS, generate
 
 TEXT = np.random.default_rng(5).integers(0, 300, 333).tolist()
 CHUNKINGS = ([333 % 16, *[16] * 20], [256, 64, 13], [1, 64, 3, 256, 9], [64] * 5 + [2] * 6 + [1])
-PAIRS = ["pycode-v1", "pycode-v2", "windowed-v1", "windowed-v2", "d5", "reduced"]
+PAIRS = ["pycode-v1", "pycode-v2", "pycode-v2-q8", "windowed-v1", "windowed-v1-q8", "windowed-v2", "d5", "reduced"]
 
 
 def commit(session: Session, tokens: list[int], chunks: list[int]) -> Session:
@@ -80,7 +80,7 @@ def test_a_block_leaves_nothing_behind(name: str, workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("width", [0, 3, 15])
-@pytest.mark.parametrize("name", ["pycode-v1", "pycode-v2"])
+@pytest.mark.parametrize("name", ["pycode-v1", "pycode-v2", "pycode-v2-q8"])
 def test_a_shared_prefix_is_reused(name: str, width: int, workshop: Workshop) -> None:
     """Another prompt that begins alike, a longer one, a shorter one, the same again: all as in a fresh session."""
     session = workshop.session(name)

@@ -106,7 +106,8 @@ def scripted_artefact(vocabulary: int, context: int) -> Artefact:
                 for role, rows in roles}
     manifest = Manifest(
         dflashc="", target="scripted", requirements=Requirements("", "", (), 0), sources=(),
-        config={"vocabulary": vocabulary, "hidden": 1}, drafter={}, context=context, weights=(), self_test=(), notes=())
+        config={"vocabulary": vocabulary, "hidden": 1}, drafter={}, kv_types={}, context=context,
+        weights=(), self_test=(), notes=())
     return Artefact(Path(), manifest, Plan(buffers, programs, context))
 
 

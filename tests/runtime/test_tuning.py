@@ -32,7 +32,8 @@ def artefact(directory: Path, most: int = 2, kernels: str = "k") -> Artefact:
     files = {name: File(1, sha) for name, sha in (("kernels.so", kernels), ("plan.json", "p"), ("weights.bin", "w"))}
     manifest = Manifest(
         dflashc="", target="cpu", requirements=Requirements("", "", (), 1), sources=(), config={},
-        drafter={"width": most} if most else {}, context=256, weights=(), self_test=(), notes=(), files=files)
+        drafter={"width": most} if most else {}, kv_types={}, context=256, weights=(), self_test=(), notes=(),
+        files=files)
     return Artefact(directory, manifest, Plan({}, {}, 256))
 
 

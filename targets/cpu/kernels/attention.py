@@ -1,13 +1,14 @@
-"""Attention over a float16 K/V cache: decode and verify in one launch and a merge, prefill in two launches.
+"""Attention over K/V caches: decode and verify in one launch and a merge, prefill in two launches.
 
 Keys are taken in parts of 256, each computed on its own and merged in the order of positions, whatever the number of
 rows; so decode, verify and prefill agree to the last bit. Knows nothing of models or plans.
 
-Common to all kernels: row i of a program has position n + i, n = state[0]; n + rows <= capacity. Matrix qkv has a row
-per token with columns q (query_heads * D) | k (kv_heads * D) | v (kv_heads * D). query_heads = G * kv_heads; query head
-h * G + g reads KV head h. `window` is the number of keys a row sees, itself the last of them; 0 is no limit.
-`capacity` is that of the caches in tokens, a multiple of 256; their layout: see attention_head. `denominator` is
-"keys", or "sinks" where each query head has one more logit, without a value, in the denominator of its softmax.
+Common to all kernels: row i of a program has position n + i, n = state[0]. Matrix qkv has a row per token with columns
+q (query_heads * D) | k (kv_heads * D) | v (kv_heads * D). query_heads = G * kv_heads; query head h * G + g reads KV
+head h. `window` is the number of keys a row sees, itself the last of them; 0 is no limit. `kv` is the type of the
+caches, `capacity` what they hold in tokens, see `kv_cache`: n + rows at least or, with a window, window - 1 + rows, so
+that row 0 finds its window when the last row is stored. `denominator` is "keys", or "sinks" where each query head has
+one more logit, without a value, in the denominator of its softmax.
 """
 
 from __future__ import annotations
@@ -20,14 +21,10 @@ from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import Expr, Kernel, KernelBuilder, bind, cast, i64, load, local, store
 from dflashc.targets.cpu.kernels.activation import FORMS, declare_form, emit_quantise
-from dflashc.targets.cpu.kernels.attention_head import (
-    HeadNorm,
-    Rotation,
-    emit_cache_key,
-    emit_cache_value,
-    emit_head,
-)
-from dflashc.targets.cpu.kernels.attention_tile import PART, TILE, Merged, Softmax, Tile, emit_prefetch
+from dflashc.targets.cpu.kernels.attention_head import HeadNorm, Rotation, emit_head
+from dflashc.targets.cpu.kernels.attention_tile import PART, Merged, Softmax
+from dflashc.targets.cpu.kernels.kv_cache import KvCache, kv_type
+from dflashc.targets.cpu.kernels.kv_tile import TILE, KvType, Tile, emit_prefetch
 from dflashc.targets.cpu.traits import Traits, broadcast
 
 BLOCK = 16
@@ -62,19 +59,6 @@ class _Reach:
 
 
 @dataclass(frozen=True)
-class _Cache:
-    """K and V of all heads."""
-
-    keys: Expr
-    values: Expr
-    capacity: Expr
-    size: int
-
-    def base(self, head: Expr) -> Expr:
-        return head * (self.capacity * self.size)
-
-
-@dataclass(frozen=True)
 class _Projections:
     """Matrix qkv and what its heads go through."""
 
@@ -90,54 +74,54 @@ class _Projections:
         start = bind(row * self.leading + head * self.size)
         emit_head(self.traits, self.size, self.qkv, start, row, self.rotation, norm, scale, target, offset)
 
-    def write_key_value(self, row: Expr, head: Expr, norm: HeadNorm | None, cache: _Cache, position: Expr) -> None:
+    def write_key_value(self, row: Expr, head: Expr, norm: HeadNorm | None, cache: KvCache, position: Expr) -> None:
         """Key and value of a row and KV head into the cache."""
         start = bind(row * self.leading + (self.query_heads + head) * self.size)
         key = local(self.size, "float32")
         emit_head(self.traits, self.size, self.qkv, start, row, self.rotation, norm, None, key, i64(0))
-        base = bind(cache.base(head))
-        emit_cache_key(self.traits, self.size, key, cache.keys, base, position)
-        start = bind(start + self.kv_heads * self.size)
-        emit_cache_value(self.traits, self.size, self.qkv, start, cache.values, base, position)
+        at = cache.place(head, position)
+        cache.kv.write_key(key, cache.keys, at)
+        cache.kv.write_value(self.qkv, bind(start + self.kv_heads * self.size), cache.values, at)
 
 
-def _symbol(name: str, *arguments: int | str | bool) -> str:
-    """A kernel's symbol; the last argument tells whether heads are normed."""
-    return "_".join([name, *(str(a) for a in arguments[:-1]), "norm" if arguments[-1] else "plain"])
+def _symbol(name: str, *arguments: int | str, head_norm: bool) -> str:
+    """A kernel's symbol."""
+    return "_".join([name, *map(str, arguments), "norm" if head_norm else "plain"])
 
 
-def _emit_prefetch_first(cache: _Cache, head: Expr, key: Expr) -> None:
-    """Fetch the keys of the tile of `key`, while the queries are prepared."""
-    start = bind(cache.base(head) + tirx.truncdiv(key, TILE) * (TILE * cache.size))
+def _emit_prefetch_first(cache: KvCache, head: Expr, position: Expr) -> None:
+    """Fetch the keys of the tile of `position`, while the queries are prepared."""
+    start = cache.place(head, position).tile
+    share = cache.kv.tile_elements // TILE
     with T.serial(0, TILE) as i:
-        emit_prefetch(cache.keys, start + i * cache.size, cache.size)
+        emit_prefetch(cache.keys, cache.kv.dtype, start + i * share, share)
 
 
-def _emit_part(softmax: Softmax, group: int, rows: int, cache: _Cache, head: Expr, part: Expr, position: Expr,
+def _emit_part(softmax: Softmax, group: int, rows: int, cache: KvCache, head: Expr, part: Expr, position: Expr,
                reach: _Reach) -> None:
     """One part of KV head `head` for `rows` rows from `position` on, `group` queries each: tiles that any row sees."""
     start = bind(part * PART)
     first = bind(tirx.truncdiv(tirx.max(reach.first(position) - start, i64(0)), TILE))
     last = bind(tirx.min(position + (rows - 1) - start, i64(PART - 1)))
-    base = bind(cache.base(head) + start * cache.size)
+    base, tile_elements = cache.place(head, start).tile, cache.kv.tile_elements
     softmax.reset()
     with T.serial(first, tirx.truncdiv(last, TILE) + 1) as index:
         key = bind(start + index * TILE)
-        offset = bind(base + index * (TILE * cache.size))
+        offset = bind(base + index * tile_elements)
         count = bind(tirx.min(last + 1 - index * TILE, i64(TILE)))
-        following = bind(offset + tirx.Select((index + 1) * TILE <= last, i64(TILE * cache.size), i64(0)))
-        softmax.tile(Tile(cache.keys, cache.values, offset, offset, count, following),
+        following = bind(offset + tirx.Select((index + 1) * TILE <= last, i64(tile_elements), i64(0)))
+        softmax.tile(Tile(cache.keys, cache.values, offset, count, following),
                      lambda row: reach.within(position + tirx.truncdiv(row, group), key))
     softmax.finish()
 
 
-def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, head_norm: bool,
+def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, head_norm: bool, kv: str,
               mask: str = "causal") -> Kernel:
     """Write the rows' K and V to the cache and attend part by part: partial results for `attention_merge`.
 
     One unit = one part of 256 keys of one KV head, unit = part * kv_heads + head, parts counted from the first that row
     0 sees; units = kv_heads * ceil((n + rows) / 256), or with a window kv_heads * `window_parts`, so that the cost does
-    not grow with the context. Compiled for rows (1..16), group = G, size = D, pairing, head_norm and
+    not grow with the context. Compiled for rows (1..16), group = G, size = D, pairing, head_norm, kv and
     mask: "causal", or "block" where all rows see each other (a drafted block).
 
     Arguments
@@ -146,17 +130,18 @@ def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, he
     qkv : float32 (rows, leading)
     cosine, sine : float32 (rows, pairs), of rope_table
     q_norm, k_norm : float32 (D,); only with head_norm
-    keys, values : float16 caches, written for positions n .. n + rows - 1
-    partial_values : float32 scratch [parts][kv_heads][rows * G][D], parts = capacity / 256
-    partial_sums : float32 scratch [parts][kv_heads][rows * G][2], (maximum, sum of exponentials)
+    keys, values : caches, written for positions n .. n + rows - 1
+    partial_values : float32 scratch [units][rows * G][D]
+    partial_sums : float32 scratch [units][rows * G][2], (maximum, sum of exponentials)
     leading, kv_heads, capacity, window, pairs : i64
     scale : f32, factor of the scores
     epsilon : f32, of the head norms; only with head_norm
     """
-    kernel = KernelBuilder(_symbol("attention", rows, group, size, pairing, head_norm), traits)
+    kernel = KernelBuilder(_symbol("attention", rows, group, size, pairing, kv, head_norm=head_norm), traits)
     queries = rows * group
     with kernel.build():
-        state, qkv, tables, weights, caches = _inputs(kernel, ("q_norm", "k_norm") if head_norm else ())
+        storage = kv_type(kv, traits, size)
+        state, qkv, tables, weights, caches = _inputs(kernel, ("q_norm", "k_norm") if head_norm else (), storage)
         partial_values = kernel.buffer("partial_values", "float32")
         partial_sums = kernel.buffer("partial_sums", "float32")
         leading, kv_heads, capacity, window, pairs = (
@@ -165,38 +150,40 @@ def attention(traits: Traits, rows: int, group: int, size: int, pairing: str, he
         q_norm, k_norm = _norms(kernel, weights)
         position = bind(load(state, 0))
         reach = _Reach(window, position + (rows - 1) if mask == "block" else None)
-        cache = _Cache(*caches, capacity, size)
+        cache = KvCache(storage, *caches, capacity)
         projections = _Projections(traits, size, qkv, leading, kv_heads * group, kv_heads,
                                    Rotation(pairing, *tables, pairs))
-        softmax = Softmax(traits, queries, size)
+        softmax = Softmax(storage, queries)
+        query = softmax.products.query
         with kernel.units() as unit:
             first_part = tirx.truncdiv(reach.first(position), PART)
             part, head = bind(first_part + tirx.truncdiv(unit, kv_heads)), bind(tirx.truncmod(unit, kv_heads))
-            start, slot = bind(part * PART), bind(part * kv_heads + head)
+            start = bind(part * PART)
             with T.If(start < position + rows), T.Then():
                 _emit_prefetch_first(cache, head, bind(tirx.max(start, reach.first(position))))
                 with T.serial(tirx.max(start - position, i64(0)), tirx.min(start + PART - position, i64(rows))) as row:
                     projections.write_key_value(row, head, k_norm, cache, bind(position + row))
                 with T.serial(0, rows) as row, T.serial(0, group) as g:
-                    projections.query(row, head * group + g, q_norm, scale, softmax.query, (row * group + g) * size)
+                    projections.query(row, head * group + g, q_norm, scale, query, (row * group + g) * size)
+                softmax.products.take_queries()
                 _emit_part(softmax, group, rows, cache, head, part, position, reach)
                 with T.serial(0, queries) as row:
-                    store(partial_sums, (slot * queries + row) * 2, load(softmax.maximum, row * traits.lanes))
-                    store(partial_sums, (slot * queries + row) * 2 + 1, load(softmax.total, row * traits.lanes))
+                    store(partial_sums, (unit * queries + row) * 2, load(softmax.maximum, row * traits.lanes))
+                    store(partial_sums, (unit * queries + row) * 2 + 1, load(softmax.total, row * traits.lanes))
                 with T.serial(0, queries * size // traits.lanes) as i:
                     at = i * traits.lanes
                     value = load(softmax.value, at, traits.lanes)
-                    store(partial_values, slot * (queries * size) + at, value, traits.lanes)
+                    store(partial_values, unit * (queries * size) + at, value, traits.lanes)
     return kernel.kernel
 
 
-def _inputs(kernel: KernelBuilder,
-            norms: tuple[str, ...]) -> tuple[Expr, Expr, tuple[Expr, Expr], list[Expr], tuple[Expr, Expr]]:
+def _inputs(kernel: KernelBuilder, norms: tuple[str, ...],
+            kv: KvType) -> tuple[Expr, Expr, tuple[Expr, Expr], list[Expr], tuple[Expr, Expr]]:
     """The arguments that open every kernel: state, qkv, cosine and sine, weights of the head norms, both caches."""
     return (kernel.buffer("state", "int64"), kernel.buffer("qkv", "float32"),
             (kernel.buffer("cosine", "float32"), kernel.buffer("sine", "float32")),
             [kernel.buffer(name, "float32") for name in norms],
-            (kernel.buffer("keys", "float16"), kernel.buffer("values", "float16")))
+            (kernel.buffer("keys", kv.dtype), kernel.buffer("values", kv.dtype)))
 
 
 def _norms(kernel: KernelBuilder, weights: list[Expr]) -> list[HeadNorm | None]:
@@ -236,7 +223,9 @@ def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal", 
             row_units = bind(tirx.truncdiv(kv_heads * group, i64(heads)))
             row, block = bind(tirx.truncdiv(unit, row_units)), bind(tirx.truncmod(unit, row_units))
             position = bind(load(state, 0) + row)
-            first_part = bind(tirx.truncdiv(_Reach(window).first(position), PART))
+            reach = _Reach(window)
+            first_part = bind(tirx.truncdiv(reach.first(position), PART))
+            first_unit = bind(first_part - tirx.truncdiv(reach.first(load(state, 0)), PART))
             last = bind(position if mask == "causal" else load(state, 0) + rows - 1)
             with T.serial(0, heads) as i:
                 head = bind(block * heads + i)
@@ -244,8 +233,8 @@ def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal", 
                 merged.reset()
                 if sinks is not None:
                     merged.see_sink(zero, load(sinks, head))
-                with T.serial(first_part, tirx.truncdiv(last, PART) + 1) as part:
-                    query = bind(((part * kv_heads + kv_head) * rows + row) * group + g)
+                with T.serial(0, tirx.truncdiv(last, PART) + 1 - first_part) as part:
+                    query = bind((((first_unit + part) * kv_heads + kv_head) * rows + row) * group + g)
                     merged.add(zero, bind(broadcast(load(partial_sums, query * 2), lanes)),
                                bind(broadcast(load(partial_sums, query * 2 + 1), lanes)),
                                lambda j: load(partial_values, query * size + j, lanes))
@@ -255,26 +244,28 @@ def attention_merge(traits: Traits, size: int, form: str, mask: str = "causal", 
     return kernel.kernel
 
 
-def kv_write(traits: Traits, size: int, pairing: str, head_norm: bool) -> Kernel:
+def kv_write(traits: Traits, size: int, pairing: str, head_norm: bool, kv: str) -> Kernel:
     """Write the K and V of a prefill program's rows to the cache; the first launch, before `attention_prefill`.
 
     One unit = 16 rows of one KV head, unit = block * kv_heads + head; units = kv_heads * rows / 16. Compiled for
-    size = D, pairing, head_norm.
+    size = D, pairing, head_norm and kv.
 
     Arguments
     ---------
     state, qkv, cosine, sine : as in `attention`
     k_norm : float32 (D,); only with head_norm
-    keys, values : float16 caches, written for positions n .. n + rows - 1
+    keys, values : caches, written for positions n .. n + rows - 1
     leading, query_heads, kv_heads, capacity, pairs : i64
     epsilon : f32; only with head_norm
     """
-    kernel = KernelBuilder(_symbol("kv_write", size, pairing, head_norm), traits)
+    kernel = KernelBuilder(_symbol("kv_write", size, pairing, kv, head_norm=head_norm), traits)
     with kernel.build():
-        state, qkv, tables, weights, caches = _inputs(kernel, ("k_norm",) if head_norm else ())
+        storage = kv_type(kv, traits, size)
+        state, qkv, tables, weights, caches = _inputs(kernel, ("k_norm",) if head_norm else (), storage)
         leading, query_heads, kv_heads, capacity, pairs = (
             kernel.scalar(name) for name in ("leading", "query_heads", "kv_heads", "capacity", "pairs"))
         norm = _norms(kernel, weights)[0]
+        cache = KvCache(storage, *caches, capacity)
         projections = _Projections(traits, size, qkv, leading, query_heads, kv_heads,
                                    Rotation(pairing, *tables, pairs))
         with kernel.units() as unit:
@@ -282,50 +273,52 @@ def kv_write(traits: Traits, size: int, pairing: str, head_norm: bool) -> Kernel
             with T.serial(0, BLOCK) as i:
                 row = bind(block * BLOCK + i)
                 position = bind(load(state, 0) + row)
-                projections.write_key_value(row, head, norm, _Cache(*caches, capacity, size), position)
+                projections.write_key_value(row, head, norm, cache, position)
     return kernel.kernel
 
 
-def attention_prefill(traits: Traits, group: int, size: int, pairing: str, head_norm: bool,
+def attention_prefill(traits: Traits, group: int, size: int, pairing: str, head_norm: bool, kv: str,
                       denominator: str = "keys") -> Kernel:
     """Attention of a prefill program's rows, whose K and V `kv_write` has stored; no merge follows.
 
     One unit = 16 rows of one KV head, unit = head * (rows / 16) + block, last rows first, for they see the most keys;
-    units = kv_heads * rows / 16. Compiled for group = G, size = D, pairing, head_norm, denominator.
+    units = kv_heads * rows / 16. Compiled for group = G, size = D, pairing, head_norm, kv, denominator.
 
     Arguments
     ---------
     state, qkv, cosine, sine : as in `attention`
     q_norm : float32 (D,); only with head_norm
-    keys, values : float16 caches
+    keys, values : caches
     sinks : float32 (query_heads,); only of denominator "sinks"
     output : float32 (rows, query_heads * D)
     rows, leading, kv_heads, capacity, window, pairs : i64; rows a multiple of 16
     scale : f32, factor of the scores
     epsilon : f32; only with head_norm
     """
-    kernel = KernelBuilder(_symbol("attention_prefill", group, size, pairing, head_norm), traits)
+    kernel = KernelBuilder(_symbol("attention_prefill", group, size, pairing, kv, head_norm=head_norm), traits)
     lanes, queries = traits.lanes, BLOCK * group
     with kernel.build():
-        state, qkv, tables, weights, caches = _inputs(kernel, ("q_norm",) if head_norm else ())
+        storage = kv_type(kv, traits, size)
+        state, qkv, tables, weights, caches = _inputs(kernel, ("q_norm",) if head_norm else (), storage)
         sinks = kernel.buffer("sinks", "float32") if denominator == "sinks" else None
         output = kernel.buffer("output", "float32")
         rows, leading, kv_heads, capacity, window, pairs = (
             kernel.scalar(name) for name in ("rows", "leading", "kv_heads", "capacity", "window", "pairs"))
         scale = kernel.scalar("scale", "f32")
         norm = _norms(kernel, weights)[0]
-        reach, cache = _Reach(window), _Cache(*caches, capacity, size)
+        reach, cache = _Reach(window), KvCache(storage, *caches, capacity)
         projections = _Projections(traits, size, qkv, leading, kv_heads * group, kv_heads,
                                    Rotation(pairing, *tables, pairs))
-        softmax, merged = Softmax(traits, queries, size), Merged(traits, queries, size)
+        softmax, merged = Softmax(storage, queries), Merged(traits, queries, size)
         blocks = bind(tirx.truncdiv(rows, BLOCK))
         with kernel.units() as unit:
             head = bind(tirx.truncdiv(unit, blocks))
             first_row = bind((blocks - 1 - tirx.truncmod(unit, blocks)) * BLOCK)
             position = bind(load(state, 0) + first_row)
             with T.serial(0, BLOCK) as i, T.serial(0, group) as g:
-                projections.query(bind(first_row + i), head * group + g, norm, scale, softmax.query,
+                projections.query(bind(first_row + i), head * group + g, norm, scale, softmax.products.query,
                                   (i * group + g) * size)
+            softmax.products.take_queries()
             merged.reset()
             if sinks is not None:
                 with T.serial(0, queries) as query:

@@ -1,20 +1,12 @@
-"""One head's vector on its way into attention: RMS norm, rotary embedding, the K and V caches.
-
-Owns the layout of the caches. Knows nothing of softmax.
-
-K cache: float16 [kv_heads][capacity / L][D][L], L = lanes: a vector is L keys of one dimension, so scores need no
-horizontal sums. V cache: float16 [kv_heads][capacity][D]. Both have the rows of one head's first `key` keys, key a
-multiple of L, before element (head * capacity + key) * D.
-"""
+"""One head's vector on its way into attention: RMS norm, rotary embedding. Knows nothing of caches or softmax."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from dflashc.targets.cpu.builder import Expr, bind, cast, const, load, local, store
+from dflashc.targets.cpu.builder import Expr, bind, const, load, local, store
 from dflashc.targets.cpu.traits import Traits, broadcast, intrinsic
 
 
@@ -80,23 +72,3 @@ def emit_head(traits: Traits, size: int, source: Expr, offset: Expr, row: Expr, 
     _emit_scaled(traits, size, source, offset, norm, factor, scaled)
     _emit_rotated(size, scaled, row, rotation, target, target_offset)
 
-
-def emit_cache_key(traits: Traits, size: int, key: Expr, cache: Expr, base: Expr, position: Expr) -> None:
-    """Write the float32 vector key[:size] as key number `position` of the head whose K cache starts at `base`."""
-    lanes = traits.lanes
-    half = local(size, "float16")
-    with T.serial(0, size // lanes) as i:
-        store(half, i * lanes, cast(f"float16x{lanes}", load(key, i * lanes, lanes)), lanes)
-    lane = bind(tirx.truncmod(position, lanes))
-    start = bind(base + (position - lane) * size + lane)
-    with T.serial(0, size) as i:
-        store(cache, start + i * lanes, load(half, i))
-
-
-def emit_cache_value(traits: Traits, size: int, source: Expr, offset: Expr, cache: Expr, base: Expr,
-                     position: Expr) -> None:
-    """Write source[offset:][:size] as value number `position` of the head whose V cache starts at `base`."""
-    lanes = traits.lanes
-    with T.serial(0, size // lanes) as i:
-        value = load(source, offset + i * lanes, lanes)
-        store(cache, base + position * size + i * lanes, cast(f"float16x{lanes}", value), lanes)

@@ -1,68 +1,27 @@
-"""Softmax attention of some query rows over tiles of 64 keys: scores, online softmax, weighted values, merging.
+"""Softmax attention of some query rows over tiles of 64 keys: the online softmax of their scores, and merging.
 
 Every query row is computed in an order that depends on nothing but its own visible keys: a tile that a row does not see
 leaves the row's state as it was, to the last bit. So rows can share tiles in any combination. Knows nothing of where
-queries come from, nor of which keys a row sees.
+queries come from, of how keys are stored, nor of which keys a row sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.cpu.builder import Expr, bind, cast, const, load, local, reinterpret, store
-from dflashc.targets.cpu.kernels.vector_math import ROUND_MAGIC, ROUND_MAGIC_BITS, half_to_float
+from dflashc.targets.cpu.kernels.kv_tile import TILE, KvType, Tile
+from dflashc.targets.cpu.kernels.vector_math import ROUND_MAGIC, ROUND_MAGIC_BITS
 from dflashc.targets.cpu.traits import Traits, broadcast
 
-TILE = 64
 PART = 256
 """Keys of a part: the unit that is computed on its own and merged with others in the order of their positions."""
 
-_LINE = 32  # float16 elements of a cache line
 _LOWEST = -3.0e38  # a maximum below any score; finite, so that differences are numbers
 _UNSEEN = float("-inf")  # the score of a key that is not seen: exp gives 0, even if the row has seen no key at all
-
-
-@dataclass(frozen=True)
-class Tile:
-    """64 keys and values in memory.
-
-    Attributes
-    ----------
-    keys, values : Expr
-        float16 buffers: keys as [64 / L][D][L], values as [64][D].
-    key_offset, value_offset : Expr
-        Their first elements.
-    count : Expr
-        Keys up to the last one that any row sees, 1..64; values from there on are not read.
-    next_key_offset : Expr
-        First element of the keys to read next.
-    """
-
-    keys: Expr
-    values: Expr
-    key_offset: Expr
-    value_offset: Expr
-    count: Expr
-    next_key_offset: Expr
-
-
-def _load_half(traits: Traits, buffer: Expr, offset: Expr) -> Expr:
-    return bind(half_to_float(traits, bind(reinterpret(f"uint16x{traits.lanes}", load(buffer, offset, traits.lanes)))))
-
-
-def emit_prefetch(buffer: Expr, offset: Expr, elements: int) -> None:
-    """Fetch float16 elements [offset, offset + elements) into the second-level cache.
-
-    Each 64 keys of a head are some pages of their own, too short for the CPU's own prefetching.
-    """
-    for line in range(0, elements, _LINE):
-        address = tirx.address_of(load(buffer, offset + line))
-        read, second_level, data = (tirx.const(value, "int32") for value in (0, 2, 1))
-        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data))
 
 
 def _exp(traits: Traits, x: Expr) -> Expr:
@@ -93,45 +52,6 @@ def across(traits: Traits, vector: Expr, combine: Callable[[Expr, Expr], Expr]) 
     return vector
 
 
-def _block(traits: Traits, rows: int, vectors: int) -> tuple[int, int]:
-    """Query rows and vectors of a register block: the fewest operations without spilling an accumulator."""
-    registers = 32 if traits.lanes == 16 else 16 if traits.dot != "none" else 8  # the generic level halves vectors
-
-    def fits(r: int, c: int) -> bool:  # accumulators, vectors that several rows share, a broadcast
-        return r * c + (c if r > 1 else 1) + 1 <= registers
-
-    def step(r: int, c: int) -> int:  # broadcasts, conversions to float32 (dear), products (8 in flight at least)
-        return r + 2 * c + max(r * c, 8)
-
-    def cost(block: tuple[int, int]) -> int:
-        r, c = block
-        rest = rows % r
-        return vectors // c * (rows // r * step(r, c) + (step(rest, c) if rest else 0))
-
-    return min(((r, c) for c in range(vectors, 0, -1) if vectors % c == 0 for r in range(min(rows, 12), 0, -1)
-                if fits(r, c)), key=cost)
-
-
-def _blocked(rows: int, size: int, emit: Callable[[Expr, int], None]) -> None:
-    """`emit(first row, number of rows)` for blocks of `size` rows, and for what is left."""
-    full, rest = divmod(rows, size)
-    if full:
-        with T.serial(0, full) as block:
-            emit(block * size, size)
-    if rest:
-        emit(tirx.const(full * size, "int64"), rest)
-
-
-def _emit_products(traits: Traits, sums: Expr, scalars: list[Expr], vectors: list[Expr]) -> None:
-    """sums[r][j] += scalars[r] * vectors[j]. Each scalar is broadcast right before its use, to spare registers."""
-    lanes = traits.lanes
-    for r, scalar in enumerate(scalars):
-        factor = bind(broadcast(scalar, lanes))
-        for j, vector in enumerate(vectors):
-            at = (r * len(vectors) + j) * lanes
-            store(sums, at, traits.fma(factor, vector, load(sums, at, lanes)), lanes)
-
-
 class State:
     """What is known of `rows` query rows of `size` dimensions after some keys, in a thread's own memory.
 
@@ -159,24 +79,26 @@ class State:
 
 
 class Softmax(State):
-    """Online softmax over tiles. `total` is spread over the lanes until `finish`.
+    """Online softmax over tiles of a K/V type. `total` is spread over the lanes until `finish`.
 
     Attributes
     ----------
-    query : float32 (rows, size), scaled; to be filled in by the caller
+    products : Products
+        Holds the queries.
     """
 
-    def __init__(self, traits: Traits, rows: int, size: int) -> None:
-        super().__init__(traits, rows, size)
-        self.query = local(rows * size, "float32")
+    def __init__(self, kv: KvType, rows: int) -> None:
+        traits = kv.traits
+        super().__init__(traits, rows, kv.size)
+        self.products = kv.products(rows)
         self._decay = local(rows * traits.lanes, "float32")  # factor of what was known before the tile
         self._score = local(rows * TILE, "float32")
 
     def tile(self, tile: Tile, visible: Callable[[Expr], tuple[Expr, Expr]]) -> None:
         """Take in one tile. `visible(row)` gives the row's first and last key, int32, counted from the tile's start."""
-        self._emit_scores(tile)
+        self.products.scores(tile, self._score)
         self._emit_weights(visible)
-        self._emit_values(tile)
+        self.products.values(tile, self._score, self._decay, self.value)
 
     def finish(self) -> None:
         """Sum `total` over the lanes: afterwards each lane holds the sum."""
@@ -184,29 +106,6 @@ class Softmax(State):
         with T.serial(0, self.rows) as row:
             total = bind(load(self.total, row * lanes, lanes))
             store(self.total, row * lanes, across(self.traits, total, lambda a, b: a + b), lanes)
-
-    def _emit_scores(self, tile: Tile) -> None:
-        traits, lanes, size = self.traits, self.traits.lanes, self.size
-        vectors = TILE // lanes
-        block_rows, block_vectors = _block(traits, self.rows, vectors)
-        sums = local(block_rows * block_vectors * lanes, "float32")
-        share = TILE * block_vectors // vectors  # of the tile's values, to prefetch at each step
-
-        def emit(first: Expr, rows: int) -> None:
-            cells = [(r, j) for r in range(rows) for j in range(block_vectors)]
-            with T.serial(0, vectors // block_vectors) as group:
-                for r, j in cells:
-                    store(sums, (r * block_vectors + j) * lanes, const(0, traits.f32), lanes)
-                start = bind(tile.key_offset + group * (block_vectors * size * lanes))
-                with T.serial(0, size) as d:
-                    keys = [_load_half(traits, tile.keys, start + (j * size + d) * lanes) for j in range(block_vectors)]
-                    emit_prefetch(tile.values, tile.value_offset + (group * size + d) * share, share)
-                    _emit_products(traits, sums, [load(self.query, (first + r) * size + d) for r in range(rows)], keys)
-                for r, j in cells:
-                    value = load(sums, (r * block_vectors + j) * lanes, lanes)
-                    store(self._score, (first + r) * TILE + (group * block_vectors + j) * lanes, value, lanes)
-
-        _blocked(self.rows, block_rows, emit)
 
     def _emit_weights(self, visible: Callable[[Expr], tuple[Expr, Expr]]) -> None:
         """Scores to exp(score - maximum), 0 where the row does not see the key; update maximum and total."""
@@ -238,31 +137,6 @@ class Softmax(State):
                 weight = bind(_exp(traits, bind(load(self._score, at, lanes) - maximum)))
                 store(self._score, at, weight, lanes)
                 store(self.total, own, load(self.total, own, lanes) + weight, lanes)
-
-    def _emit_values(self, tile: Tile) -> None:
-        traits, lanes, size = self.traits, self.traits.lanes, self.size
-        vectors = size // lanes
-        block_rows, block_vectors = _block(traits, self.rows, vectors)
-        sums = local(block_rows * block_vectors * lanes, "float32")
-        share = size * block_vectors // vectors  # of the next keys, to prefetch at each step
-
-        def emit(first: Expr, rows: int) -> None:
-            with T.serial(0, vectors // block_vectors) as group:
-                column = bind(group * (block_vectors * lanes))
-                cells = [(r, j, (r * block_vectors + j) * lanes) for r in range(rows) for j in range(block_vectors)]
-                for r, j, at in cells:
-                    value = load(self.value, (first + r) * size + column + j * lanes, lanes)
-                    store(sums, at, value * load(self._decay, (first + r) * lanes, lanes), lanes)
-                with T.serial(0, tile.count) as key:
-                    start = bind(tile.value_offset + key * size + column)
-                    values = [_load_half(traits, tile.values, start + j * lanes) for j in range(block_vectors)]
-                    emit_prefetch(tile.keys, tile.next_key_offset + (group * TILE + key) * share, share)
-                    _emit_products(traits, sums, [load(self._score, (first + r) * TILE + key) for r in range(rows)],
-                                   values)
-                for r, j, at in cells:
-                    store(self.value, (first + r) * size + column + j * lanes, load(sums, at, lanes), lanes)
-
-        _blocked(self.rows, block_rows, emit)
 
 
 class Merged(State):

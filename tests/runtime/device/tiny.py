@@ -88,7 +88,7 @@ def write_tiny(folder: Path, requirements: Requirements, code: Mapping[str, byte
     (folder / WEIGHTS).write_bytes(data)
     _write_kernels(folder, requirements.machine, code)
     manifest = Manifest(dflashc="", target="tiny", requirements=requirements, sources=(), config={}, drafter={},
-                        context=1024, weights=tuple(placed), self_test=(), notes=())
+                        kv_types={}, context=1024, weights=tuple(placed), self_test=(), notes=())
     plan = Plan({b.name: b for b in BUFFERS}, {"run.1": Program("run", 1, PROGRAM)}, 1024, (("b", "c"),))
     return Artefact(folder, manifest, plan)
 

@@ -18,6 +18,8 @@ from dflashc.targets.cpu.kernels.attention import (
 )
 from dflashc.targets.cpu.kernels.attention_tile import PART
 from dflashc.targets.requests import KernelRequest
+from tests.caches import BLOCK as Q8_BLOCK
+from tests.caches import by_slot, decode, encode, in_memory
 from tests.targets.cpu.native import Library
 
 
@@ -31,6 +33,7 @@ class Shape:
     head_norm: bool
     kv_heads: int = 2
     sinks: bool = False
+    kv: str = "f16"
 
     @property
     def heads(self) -> int:
@@ -38,7 +41,7 @@ class Shape:
 
     @property
     def suffix(self) -> str:
-        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}{self.last}"
+        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}_{self.kv}{self.last}"
 
     @property
     def last(self) -> str:
@@ -46,7 +49,7 @@ class Shape:
 
     def requests(self, rows: tuple[int, ...], forms: tuple[str, ...] = ("f32",)) -> list[KernelRequest]:
         """Every kernel that programs of these rows and prefill programs need."""
-        common = (self.size, self.pairing, self.head_norm)
+        common = (self.size, self.pairing, self.head_norm, self.kv)
         denominator = ("sinks",) if self.sinks else ()
         result = [KernelRequest(f"attention_{m}_{self.group}_{self.suffix}", attention, (m, self.group, *common))
                   for m in rows]
@@ -63,6 +66,10 @@ class Sequence:
     """Tokens from position `start` on, over a cache of random keys before it.
 
     Positions from `start` on hold NaN in the cache: whoever reads a key that is not yet written shows it.
+
+    Attributes
+    ----------
+    keys, values : uint8 (kv_heads, bytes), the caches
     """
 
     library: Library
@@ -86,17 +93,19 @@ class Sequence:
         self.sinks = random.uniform(-3, 6, shape.heads).astype(np.float32)
         angle = np.outer(self.start + np.arange(self.tokens), 1e4 ** (-np.arange(self.pairs) / max(self.pairs, 1)))
         self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-        self.keys = np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float16)
-        self.values = self.keys.copy()
-        for cache in (self.keys, self.values):
-            cache[:, : self.start] = random.standard_normal((shape.kv_heads, self.start, shape.size), np.float32)
-        lanes = self.library.traits.lanes
-        split = (shape.kv_heads, self.capacity // lanes, lanes, shape.size)
-        self.packed_keys = np.ascontiguousarray(self.keys.reshape(split).swapaxes(2, 3))
+        self.keys, self.values = (self._filled(which, random) for which in "kv")
 
-    def unpacked_keys(self) -> np.ndarray:
-        """The K cache as [kv_heads][capacity][D]."""
-        return self.packed_keys.swapaxes(2, 3).reshape(self.keys.shape)
+    def _filled(self, which: str, random: np.random.Generator) -> np.ndarray:
+        shape = self.shape
+        numbers = np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float32)
+        numbers[:, : self.start] = random.standard_normal((shape.kv_heads, self.start, shape.size), np.float32)
+        return in_memory(encode(numbers, shape.kv, which), shape.kv, which, shape.size, self.library.traits.lanes)
+
+    def stored(self, which: str) -> np.ndarray:
+        """The K or V cache, float64 (kv_heads, capacity, D)."""
+        shape, memory = self.shape, self.keys if which == "k" else self.values
+        slots = by_slot(memory, shape.kv, which, shape.size, self.library.traits.lanes)
+        return decode(slots, shape.kv, which)
 
     # The kernels, called as a plan calls them
 
@@ -119,10 +128,10 @@ class Sequence:
         parts = -(-(self.start + first + rows) // PART)
         units = shape.kv_heads * (window_parts(self.window, rows) if self.window else parts)
         queries = rows * shape.group
-        partial_values = np.full(shape.kv_heads * parts * queries * shape.size, np.nan, np.float32)
-        partial_sums = np.full(shape.kv_heads * parts * queries * 2, np.nan, np.float32)
+        partial_values = np.full(units * queries * shape.size, np.nan, np.float32)
+        partial_sums = np.full(units * queries * 2, np.nan, np.float32)
         self.library.run(f"attention_{rows}_{shape.group}_{shape.suffix}", [
-            *inputs, *self._norms("q_norm", "k_norm"), self.packed_keys, self.values, partial_values, partial_sums,
+            *inputs, *self._norms("q_norm", "k_norm"), self.keys, self.values, partial_values, partial_sums,
             self.qkv.shape[1], shape.kv_heads, self.capacity, self.window, self.pairs, self.scale, *self._epsilon()],
             units)
         result = np.zeros((rows, shape.heads * shape.size), np.float32)
@@ -136,11 +145,11 @@ class Sequence:
         shape, inputs = self.shape, self._row_inputs(first, rows)
         units, leading = shape.kv_heads * rows // BLOCK, self.qkv.shape[1]
         self.library.run(f"kv_write_{shape.suffix}", [
-            *inputs, *self._norms("k_norm"), self.packed_keys, self.values, leading, shape.heads, shape.kv_heads,
+            *inputs, *self._norms("k_norm"), self.keys, self.values, leading, shape.heads, shape.kv_heads,
             self.capacity, self.pairs, *self._epsilon()], units)
         result = np.zeros((rows, shape.heads * shape.size), np.float32)
         self.library.run(f"attention_prefill_{shape.group}_{shape.suffix}", [
-            *inputs, *self._norms("q_norm"), self.packed_keys, self.values, *self._sinks(), result, rows, leading,
+            *inputs, *self._norms("q_norm"), self.keys, self.values, *self._sinks(), result, rows, leading,
             shape.kv_heads, self.capacity, self.window, self.pairs, self.scale, *self._epsilon()], units)
         return result
 
@@ -171,20 +180,41 @@ class Sequence:
         result[..., second] = x[..., first] * s + x[..., second] * c
         return result
 
-    def expected_cache(self) -> tuple[np.ndarray, np.ndarray]:
-        """K (float64) and V (float16) of the new tokens, (kv_heads, tokens, D)."""
+    def new_keys_values(self) -> tuple[np.ndarray, np.ndarray]:
+        """K (float64) and V (float32) of the new tokens before they are stored, (kv_heads, tokens, D)."""
         heads = self.qkv.reshape(self.tokens, -1, self.shape.size)[:, self.shape.heads :].swapaxes(0, 1)
         keys = self._rotated(heads[: self.shape.kv_heads].swapaxes(0, 1), self.k_norm).swapaxes(0, 1)
-        return keys, heads[self.shape.kv_heads :].astype(np.float16)
+        return keys, heads[self.shape.kv_heads :]
 
-    def expected(self) -> np.ndarray:
-        """Attention output (tokens, heads * D), over the cache as the kernels have written it."""
+    def queries(self) -> np.ndarray:
+        """Scaled queries (tokens, heads, D), float64; beside q8_0 keys as they are after rounding to int8 codes."""
         shape = self.shape
         queries = self.qkv.reshape(self.tokens, -1, shape.size)[:, : shape.heads]
         queries = self._rotated(queries, self.q_norm) * self.scale
+        if shape.kv == "f16":
+            return queries
+        blocks = queries.reshape(-1, Q8_BLOCK)
+        steps = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+        return (np.rint(blocks / steps) * steps).reshape(queries.shape)
+
+    def clearly_rounded(self) -> np.ndarray:
+        """Per token and head (tokens, heads * D): whether no element of the query is near the middle of two codes, so
+        that float32 rounds as float64 does."""
+        shape = self.shape
+        if shape.kv == "f16":
+            return np.ones((self.tokens, shape.heads * shape.size), bool)
+        queries = self._rotated(self.qkv.reshape(self.tokens, -1, shape.size)[:, : shape.heads], self.q_norm)
+        blocks = queries.reshape(-1, Q8_BLOCK)
+        codes = blocks / (np.abs(blocks).max(axis=-1, keepdims=True) / 127)
+        near = np.abs(np.abs(codes - np.rint(codes)) - 0.5) < 2e-4
+        clear = ~near.reshape(self.tokens, shape.heads, shape.size).any(axis=-1)
+        return np.repeat(clear, shape.size, axis=-1)
+
+    def expected(self) -> np.ndarray:
+        """Attention output (tokens, heads * D), over the cache as the kernels have written it."""
+        shape, queries = self.shape, self.queries()
         end = self.start + self.tokens
-        keys = self.unpacked_keys()[:, :end].astype(np.float64)
-        values = self.values[:, :end].astype(np.float64)
+        keys, values = self.stored("k")[:, :end], self.stored("v")[:, :end]
         position, key = self.start + np.arange(self.tokens)[:, None], np.arange(end)
         seen = (key <= position) & (key > position - (self.window or end))
         result = np.empty((self.tokens, shape.heads, shape.size))

@@ -16,7 +16,6 @@ from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import packed_format
 from tests.targets.cpu.test_kv_linear import (
     CAPACITY,
-    CASES,
     COLUMNS,
     EPSILON,
     KV_HEADS,
@@ -26,8 +25,10 @@ from tests.targets.cpu.test_kv_linear import (
     Case,
     Parameters,
 )
+from tests.targets.cpu.test_kv_linear import CASES as CPU_CASES
 from tests.targets.gpu.running import run_kernel
 
+CASES = [(*c[:-1], "f16") for c in CPU_CASES]
 ALL = list(range(MATRICES))
 UNTOUCHED = 0x12345678
 
@@ -38,7 +39,7 @@ class Injection(Case):
     def __init__(self, type_name: str, *others: Any) -> None:
         library = SimpleNamespace(traits=SimpleNamespace(lanes=LANES))
         super().__init__(library, type_name, *others, activation_form(packed_format(type_name).format))
-        self.epilogue = others[-1]
+        self.epilogue = others[-2]
 
     def run(self, rows: int, compiled: int, matrices: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Both caches as words, (layers, kv_heads, capacity * D / 2), after a launch with some of the matrices."""

@@ -14,7 +14,7 @@ from dflashc.compiler.lower.program import ARENA, Lowering
 from dflashc.passes import operators as op
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Buffer, Operand
-from dflashc.targets.context import PackedWeight, Parts
+from dflashc.targets.context import Cache, PackedWeight, Parts
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.rules_layers import layer_rules
 from dflashc.targets.gpu.traits import Traits
@@ -76,7 +76,8 @@ def lower(function: relax.Function, rows: int) -> tuple[Any, list[Parts], dict[s
         buffers |= {n: Buffer(n, "scratch", _bytes(f, rows)) for n, f in zip(names, fields, strict=True)}
         operands = [Operand("buffer", n) for n in names]
         outputs.append(operands if len(operands) > 1 else operands[0])
-    lowering = Lowering("test", layer_rules(TRAITS), weights, buffers)
+    caches = {n: Cache("f16", Operand("buffer", n), Operand("context")) for n in buffers if n.startswith("cache.")}
+    lowering = Lowering("test", layer_rules(TRAITS), weights, caches, buffers)
     return lowering.lower(function, "layer", rows, {}, outputs), outputs, buffers
 
 

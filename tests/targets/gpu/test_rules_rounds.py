@@ -18,7 +18,7 @@ from dflashc.runtime.device_sampling import Word, sampling_words
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Buffer, Operand
 from dflashc.runtime.sampling import SamplingParameters, sample
-from dflashc.targets.context import PackedWeight, Parts
+from dflashc.targets.context import Cache, PackedWeight, Parts
 from dflashc.targets.gpu.kernels.cache_layout import KEYS
 from dflashc.targets.gpu.kernels.candidates import SEGMENT
 from dflashc.targets.gpu.kernels.codes import LANES
@@ -57,7 +57,7 @@ class Program:
     """A function lowered for some rows, with random weights and inputs."""
 
     def __init__(self, function: relax.Function, rows: int, types: dict[str, str],
-                 parameters: dict[str, Parts] | None = None, buffers: tuple[Buffer, ...] = ()) -> None:
+                 caches: dict[str, Cache] | None = None, buffers: tuple[Buffer, ...] = ()) -> None:
         self.function, self.rows, self.types = function, rows, types
         self.random = np.random.default_rng(rows)
         self.inputs, self.packed = {}, {}
@@ -75,8 +75,8 @@ class Program:
             names = [f"result.{i}.{j}" for j in range(len(fields))]
             known |= {n: Buffer(n, "output", self._bytes(f)) for n, f in zip(names, fields, strict=True)}
             outputs.append([Operand("buffer", n) for n in names] if len(names) > 1 else Operand("buffer", names[0]))
-        lowering = Lowering("test", round_rules(TRAITS) | layer_rules(TRAITS), weights, known)
-        self.lowered: LoweredProgram = lowering.lower(function, "main", rows, parameters or {}, outputs)
+        lowering = Lowering("test", round_rules(TRAITS) | layer_rules(TRAITS), weights, caches or {}, known)
+        self.lowered: LoweredProgram = lowering.lower(function, "main", rows, {}, outputs)
         self.outputs, self.buffers = outputs, known
 
     def _shape(self, of_type: relax.TensorType) -> tuple[int, ...]:
@@ -219,11 +219,11 @@ def test_injection(rows: int, layers: int, types: list[str], launches: int) -> N
     """One launch for any depth where the projections share a block format, else one per format."""
     function, row_bytes = injection(layers), HEADS * SIZE * 2
     names = [f"{layer}.{which}" for layer in range(layers) for which in "kv"]
-    parameters: dict[str, Parts] = {
-        f"cache.{n}": Operand("buffer", f"cache.{n[-1]}", 0, int(n[:-2]) * row_bytes) for n in names}
+    caches = {f"cache.{n}": Cache("f16", Operand("buffer", f"cache.{n[-1]}", 0, int(n[:-2]) * row_bytes),
+                                  Operand("context")) for n in names}
     buffers = tuple(Buffer(f"cache.{which}", "cache", 0, layers * row_bytes) for which in "kv")
     kinds = {f"w.{n}": types[i % len(types)] for i, n in enumerate(names)}
-    program = Program(function, rows, kinds, parameters, buffers)
+    program = Program(function, rows, kinds, caches, buffers)
     program.inputs["frequencies"] = 1e4 ** (-np.arange(PAIRS) / PAIRS)
     forms = {n: activation_form(packed_format(t).format) for n, t in kinds.items()}
     assert len(program.launches("KV injection")) == launches
