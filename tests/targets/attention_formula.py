@@ -9,7 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """What attention is compiled for, and the number of KV heads; `sinks` are logits without a value, one a head."""
+    """What attention is compiled for, and the number of KV heads.
+
+    `sinks` are logits without a value, one a head; `kv` is the type of the caches.
+    """
 
     group: int
     size: int
@@ -17,6 +20,7 @@ class Shape:
     head_norm: bool
     kv_heads: int = 2
     sinks: bool = False
+    kv: str = "f16"
 
     @property
     def heads(self) -> int:
@@ -24,12 +28,16 @@ class Shape:
 
     @property
     def suffix(self) -> str:
-        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}"
+        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}_{self.kv}{self.last}"
+
+    @property
+    def last(self) -> str:
+        return "_sinks" if self.sinks else ""
 
 
 @dataclass
 class Tokens:
-    """Tokens at positions from `start` on, and `start` random keys and values before them.
+    """Tokens at positions from `start` on, and `start` random keys and values before them, (kv_heads, start, D).
 
     `pairs` of dimensions are rotated, all where it is negative.
     """
@@ -54,8 +62,7 @@ class Tokens:
         angle = np.outer(self.start + np.arange(self.tokens), 1e4 ** (-np.arange(self.pairs) / max(self.pairs, 1)))
         self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.old_keys, self.old_values = (
-            random.standard_normal((shape.kv_heads, self.start, shape.size), np.float32).astype(np.float16)
-            for _ in range(2))
+            random.standard_normal((shape.kv_heads, self.start, shape.size), np.float32) for _ in range(2))
 
     def rotated(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Norm and rotary embedding of (tokens, heads, D)."""
@@ -74,19 +81,22 @@ class Tokens:
         return result
 
     def new_keys_values(self) -> tuple[np.ndarray, np.ndarray]:
-        """K (float64) and V (float16) of the tokens, (kv_heads, tokens, D)."""
+        """K (float64) and V (float32) of the tokens before they are stored, (kv_heads, tokens, D)."""
         heads = self.qkv.reshape(self.tokens, -1, self.shape.size)[:, self.shape.heads :].swapaxes(0, 1)
         keys = self.rotated(heads[: self.shape.kv_heads].swapaxes(0, 1), self.k_norm).swapaxes(0, 1)
-        return keys, heads[self.shape.kv_heads :].astype(np.float16)
+        return keys, heads[self.shape.kv_heads :]
+
+    def queries(self) -> np.ndarray:
+        """Scaled queries (tokens, heads, D), float64."""
+        heads = self.qkv.reshape(self.tokens, -1, self.shape.size)[:, : self.shape.heads]
+        return self.rotated(heads, self.q_norm) * self.scale
 
     def attend(self, keys: np.ndarray, values: np.ndarray, block: bool = False) -> np.ndarray:
         """Attention output (tokens, heads * D) over keys and values (kv_heads, start + tokens, D) as a cache has them.
 
         With `block` the tokens see each other, else only what is before them.
         """
-        shape = self.shape
-        queries = self.qkv.reshape(self.tokens, -1, shape.size)[:, : shape.heads]
-        queries = self.rotated(queries, self.q_norm) * self.scale
+        shape, queries = self.shape, self.queries()
         end = self.start + self.tokens
         keys, values = keys.astype(np.float64), values.astype(np.float64)
         position, key = self.start + np.arange(self.tokens)[:, None], np.arange(end)

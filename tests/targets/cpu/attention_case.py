@@ -1,9 +1,8 @@
-"""Attention by formula in float64, and a runner that drives the attention kernels the way a plan does."""
+"""A runner that drives the attention kernels the way a plan does, and what it must give."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,32 +19,13 @@ from dflashc.targets.cpu.kernels.attention_tile import PART
 from dflashc.targets.requests import KernelRequest
 from tests.caches import BLOCK as Q8_BLOCK
 from tests.caches import by_slot, decode, encode, in_memory
+from tests.targets import attention_formula
+from tests.targets.attention_formula import Tokens
 from tests.targets.cpu.native import Library
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What attention is compiled for, and the number of KV heads."""
-
-    group: int
-    size: int
-    pairing: str
-    head_norm: bool
-    kv_heads: int = 2
-    sinks: bool = False
-    kv: str = "f16"
-
-    @property
-    def heads(self) -> int:
-        return self.group * self.kv_heads
-
-    @property
-    def suffix(self) -> str:
-        return f"{self.size}_{self.pairing}_{'norm' if self.head_norm else 'plain'}_{self.kv}{self.last}"
-
-    @property
-    def last(self) -> str:
-        return "_sinks" if self.sinks else ""
+class Shape(attention_formula.Shape):
+    """The shape, and the kernels that it takes."""
 
     def requests(self, rows: tuple[int, ...], forms: tuple[str, ...] = ("f32",)) -> list[KernelRequest]:
         """Every kernel that programs of these rows and prefill programs need."""
@@ -61,44 +41,29 @@ class Shape:
         return result
 
 
-@dataclass
-class Sequence:
-    """Tokens from position `start` on, over a cache of random keys before it.
+class Sequence(Tokens):
+    """The tokens, and caches.
 
-    Positions from `start` on hold NaN in the cache: whoever reads a key that is not yet written shows it.
+    Positions from `start` on hold NaN in the caches: whoever reads a key that is not yet written shows it.
 
     Attributes
     ----------
     keys, values : uint8 (kv_heads, bytes), the caches
     """
 
-    library: Library
     shape: Shape
-    start: int
-    tokens: int
-    window: int = 0
-    pairs: int = -1
-    epsilon: float = 1e-6
-    qkv: np.ndarray = field(init=False)
 
-    def __post_init__(self) -> None:
-        shape, random = self.shape, np.random.default_rng(self.start + self.tokens)
-        self.capacity = -(-(self.start + self.tokens) // PART) * PART
-        self.pairs = shape.size // 2 if self.pairs < 0 else self.pairs
-        self.scale = float(np.float32(shape.size**-0.5))
-        columns = (shape.heads + 2 * shape.kv_heads) * shape.size
-        self.qkv = random.standard_normal((self.tokens, columns), np.float32)
-        self.q_norm = random.uniform(0.5, 1.5, shape.size).astype(np.float32)
-        self.k_norm = random.uniform(0.5, 1.5, shape.size).astype(np.float32)
-        self.sinks = random.uniform(-3, 6, shape.heads).astype(np.float32)
-        angle = np.outer(self.start + np.arange(self.tokens), 1e4 ** (-np.arange(self.pairs) / max(self.pairs, 1)))
-        self.cosine, self.sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-        self.keys, self.values = (self._filled(which, random) for which in "kv")
+    def __init__(self, library: Library, shape: Shape, start: int, tokens: int, window: int = 0,
+                 pairs: int = -1) -> None:
+        super().__init__(shape, start, tokens, window, pairs)
+        self.library = library
+        self.capacity = -(-(start + tokens) // PART) * PART
+        self.keys, self.values = self._filled(self.old_keys, "k"), self._filled(self.old_values, "v")
 
-    def _filled(self, which: str, random: np.random.Generator) -> np.ndarray:
+    def _filled(self, old: np.ndarray, which: str) -> np.ndarray:
         shape = self.shape
         numbers = np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float32)
-        numbers[:, : self.start] = random.standard_normal((shape.kv_heads, self.start, shape.size), np.float32)
+        numbers[:, : self.start] = old
         return in_memory(encode(numbers, shape.kv, which), shape.kv, which, shape.size, self.library.traits.lanes)
 
     def stored(self, which: str) -> np.ndarray:
@@ -162,36 +127,10 @@ class Sequence:
         assert first == self.tokens
         return np.concatenate(results)
 
-    # The formula, float64
-
-    def _rotated(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Norm and rotary embedding of (tokens, heads, D)."""
-        x = x.astype(np.float64)
-        if self.shape.head_norm:
-            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.epsilon) * weight
-        pairs = self.pairs
-        if self.shape.pairing == "neox":
-            first, second = slice(0, pairs), slice(pairs, 2 * pairs)
-        else:
-            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        c, s = self.cosine.astype(np.float64)[:, None], self.sine.astype(np.float64)[:, None]
-        result = x.copy()
-        result[..., first] = x[..., first] * c - x[..., second] * s
-        result[..., second] = x[..., first] * s + x[..., second] * c
-        return result
-
-    def new_keys_values(self) -> tuple[np.ndarray, np.ndarray]:
-        """K (float64) and V (float32) of the new tokens before they are stored, (kv_heads, tokens, D)."""
-        heads = self.qkv.reshape(self.tokens, -1, self.shape.size)[:, self.shape.heads :].swapaxes(0, 1)
-        keys = self._rotated(heads[: self.shape.kv_heads].swapaxes(0, 1), self.k_norm).swapaxes(0, 1)
-        return keys, heads[self.shape.kv_heads :]
-
     def queries(self) -> np.ndarray:
         """Scaled queries (tokens, heads, D), float64; beside q8_0 keys as they are after rounding to int8 codes."""
-        shape = self.shape
-        queries = self.qkv.reshape(self.tokens, -1, shape.size)[:, : shape.heads]
-        queries = self._rotated(queries, self.q_norm) * self.scale
-        if shape.kv == "f16":
+        queries = super().queries()
+        if self.shape.kv == "f16":
             return queries
         blocks = queries.reshape(-1, Q8_BLOCK)
         steps = np.abs(blocks).max(axis=-1, keepdims=True) / 127
@@ -203,8 +142,7 @@ class Sequence:
         shape = self.shape
         if shape.kv == "f16":
             return np.ones((self.tokens, shape.heads * shape.size), bool)
-        queries = self._rotated(self.qkv.reshape(self.tokens, -1, shape.size)[:, : shape.heads], self.q_norm)
-        blocks = queries.reshape(-1, Q8_BLOCK)
+        blocks = super().queries().reshape(-1, Q8_BLOCK)
         codes = blocks / (np.abs(blocks).max(axis=-1, keepdims=True) / 127)
         near = np.abs(np.abs(codes - np.rint(codes)) - 0.5) < 2e-4
         clear = ~near.reshape(self.tokens, shape.heads, shape.size).any(axis=-1)
@@ -212,18 +150,5 @@ class Sequence:
 
     def expected(self) -> np.ndarray:
         """Attention output (tokens, heads * D), over the cache as the kernels have written it."""
-        shape, queries = self.shape, self.queries()
         end = self.start + self.tokens
-        keys, values = self.stored("k")[:, :end], self.stored("v")[:, :end]
-        position, key = self.start + np.arange(self.tokens)[:, None], np.arange(end)
-        seen = (key <= position) & (key > position - (self.window or end))
-        result = np.empty((self.tokens, shape.heads, shape.size))
-        for head in range(shape.heads):
-            score = np.where(seen, queries[:, head] @ keys[head // shape.group].T, -np.inf)
-            highest = score.max(-1, keepdims=True)
-            weight = np.exp(score - highest)
-            total = weight.sum(-1, keepdims=True)
-            if shape.sinks:
-                total += np.exp(self.sinks[head] - highest)
-            result[:, head] = weight / total @ values[head // shape.group]
-        return result.reshape(self.tokens, -1)
+        return self.attend(self.stored("k")[:, :end], self.stored("v")[:, :end])

@@ -39,9 +39,9 @@ def assert_cache(sequence: Sequence) -> None:
     keys, values = sequence.new_keys_values()
     new = slice(sequence.start, sequence.start + sequence.tokens)
     np.testing.assert_allclose(sequence.keys()[:, new], keys, rtol=2**-10, atol=2e-6)
-    np.testing.assert_array_equal(sequence.values()[:, new], values)
+    np.testing.assert_array_equal(sequence.values()[:, new], values.astype(np.float16))
     for stored, old in ((sequence.keys(), sequence.old_keys), (sequence.values(), sequence.old_values)):
-        np.testing.assert_array_equal(stored[:, : new.start], old)
+        np.testing.assert_array_equal(stored[:, : new.start], old.astype(np.float16))
         assert np.isnan(stored[:, new.stop :]).all()
 
 
