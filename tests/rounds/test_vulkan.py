@@ -17,11 +17,12 @@ from dflashc.runtime import selftest
 from dflashc.runtime.artefact import Artefact, load_artefact, verify_hashes
 from dflashc.runtime.device.base import Device
 from dflashc.runtime.device.opening import open_device
+from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.session import Session
 from dflashc.targets.registry import find_target
 from tests.proof.comparing import recorded
 from tests.rounds.inside import traffic
-from tests.rounds.running import afresh
+from tests.rounds.running import MATCH, REJECT, afresh
 from tests.rounds.test_output import SAMPLERS
 from tests.runtime.device.shaders import require_vulkan
 
@@ -63,7 +64,20 @@ def test_greedy_text_is_the_same_at_every_width(session: Session) -> None:
 def test_sampled_text_is_the_same_at_every_width(sampler: str, session: Session) -> None:
     expected = afresh(session, PROMPT, 16, 0, SAMPLERS[sampler])
     for width in (3, 7):
-        assert afresh(session, PROMPT, 16, width, SAMPLERS[sampler]) == expected, width
+        assert afresh(session, PROMPT, 16, width, SAMPLERS[sampler], MATCH) == expected, width
+
+
+def test_rejection_keeps_some_and_a_seed_decides(session: Session) -> None:
+    text = afresh(session, PROMPT, 24, 7, SAMPLERS["default"], REJECT)
+    assert session.statistics.rule == "reject"
+    assert session.statistics.drafted > session.statistics.accepted > 0
+    assert afresh(session, PROMPT, 24, 7, SAMPLERS["default"], REJECT) == text
+
+
+def test_drafts_that_are_cut(session: Session) -> None:
+    expected = afresh(session, PROMPT, 24, 0)
+    assert afresh(session, PROMPT, 24, 7, drafting=DraftParameters(p_min=0.5)) == expected
+    assert session.statistics.cut > 0
 
 
 def test_a_round_is_one_wait_and_a_few_bytes(session: Session) -> None:
