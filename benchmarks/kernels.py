@@ -19,10 +19,8 @@ from dflashc.runtime.artefact import Artefact, load_artefact
 from dflashc.runtime.device.base import Device
 from dflashc.runtime.device.memories import session_memories
 from dflashc.runtime.device.opening import open_device
-from dflashc.runtime.plan import Launch
+from dflashc.runtime.plan import CONTEXT_STEP, Launch
 from dflashc.runtime.rounds import round_programs
-
-_CONTEXT_STEP = 256
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def _profile(artefact: Artefact, threads: int, depth: int, rows: int, parts: Seq
 def profile_on(device: Device[Any], artefact: Artefact, depth: int, rows: int, parts: Sequence[tuple[str, Launch]],
                runs: int) -> list[KernelTime]:
     """The same on an open device, of launches with the roles of their programs."""
-    context = -(-(depth + rows) // _CONTEXT_STEP) * _CONTEXT_STEP
+    context = -(-(depth + rows) // CONTEXT_STEP) * CONTEXT_STEP
     memories = _memories(artefact, device, context)
     replay = device.record([launch for _, launch in parts], memories, context)
     times = []

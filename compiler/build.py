@@ -31,7 +31,7 @@ from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
 from dflashc.runtime.artefact import PLAN, WEIGHTS, sha256_file
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.manifest import Manifest, Requirements, Source
-from dflashc.runtime.plan import Plan
+from dflashc.runtime.plan import CONTEXT_STEP, Plan
 from dflashc.targets.base import check_toolchain
 from dflashc.targets.context import PackedWeight
 from dflashc.targets.registry import find_target
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from dflashc.targets.base import Target
 
-CONTEXT_STEP = 256  # tokens: a part of the attention kernels
 MAX_CONTEXT = 1 << 20
 
 
@@ -147,7 +146,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 def lower(options: BuildOptions) -> Lowered:
     """Everything up to the plan: reads metadata, norms and frequency tables, and no other weights."""
     from dflashc.compiler.lower.caches import plan_caches
-    from dflashc.compiler.lower.programs import choice_functions, lower_programs
+    from dflashc.compiler.lower.programs import MOST_ROWS, choice_functions, lower_programs
     from dflashc.passes.pipeline import optimise
 
     target = find_target(options.target)
@@ -165,7 +164,7 @@ def lower(options: BuildOptions) -> Lowered:
         tensors |= drafter_tensors
         said = [*pair.notes, *pair.warnings]
     drafter = pair.config if pair else None
-    caches = plan_caches(target, config, options.kv_type, drafter, options.drafter_kv_type)
+    caches = plan_caches(target, config, options.kv_type, drafter, options.drafter_kv_type, context, MOST_ROWS)
     module = build_graph(gguf, config, pair.config.taps if pair else ())
     if drafter_graph is not None:
         module.update(drafter_graph)

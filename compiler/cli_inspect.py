@@ -141,6 +141,7 @@ def artefact_tables(d: dict[str, Any]) -> Iterator[Table]:
         *([("drafts", f"up to {d['drafter']['width']} tokens a round")] if d["drafter"] else []),
         ("target", d["target"]), ("needs", " ".join([need["machine"], need["level"], *need["features"]])),
         ("context", f"{d['max_context']} tokens"), ("K and V", kv_types_line(d["kv_types"])),
+        *(("windows", f"{r['window']} tokens in the {r['model']}, whose caches hold {r['slots']}") for r in d["rings"]),
         ("self-tests", d["self_tests"]),
         *(("note", note) for note in d["notes"])])
     yield _config(d["config"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflashc.compiler.gguf import GgufFile
     from dflashc.runtime.device.survey import Survey
     from dflashc.runtime.manifest import Requirements
+from dflashc.runtime.plan import DRAFTER, Plan
 
 _SHORT_ARRAY = 16
 
@@ -65,6 +66,7 @@ def describe_artefact(path: Path, context: int | None = None) -> dict[str, Any]:
         "sources": [dataclasses.asdict(source) for source in manifest.sources],
         "drafter": manifest.drafter,
         "kv_types": manifest.kv_types,
+        "rings": _rings(plan),
         "config": manifest.config,
         "max_context": plan.max_context,
         "context": context or plan.max_context,
@@ -90,6 +92,7 @@ def describe_lowered(lowered: Lowered) -> dict[str, Any]:
         "requirements": dataclasses.asdict(lowered.target.requirements()),
         "config": dataclasses.asdict(lowered.config),
         "kv_types": lowered.kv_types,
+        "rings": _rings(plan),
         "context": plan.max_context,
         "memory": {"weights": sum(w.bytes for w in weights), **plan.memory(plan.max_context)},
         "types": _totals((w.format, w.rows * w.columns, w.bytes) for w in weights),
@@ -157,6 +160,13 @@ def describe_devices(surveys: Iterable[Survey]) -> dict[str, Any]:
         if survey.missing:
             missing[survey.machine] = survey.missing
     return {"devices": devices, "missing": missing}
+
+
+def _rings(plan: Plan) -> list[dict[str, Any]]:
+    """Windows of the target's and the drafter's layers, and what their caches hold, in tokens."""
+    found = {("drafter" if b.name.startswith(DRAFTER) else "target", b.window, b.slots)
+             for b in plan.buffers.values() if b.slots}
+    return [{"model": model, "window": window, "slots": slots} for model, window, slots in sorted(found, reverse=True)]
 
 
 def _config(gguf: GgufFile) -> tuple[dict[str, Any] | None, dict[str, Any] | None, str | None]:

@@ -22,6 +22,7 @@ from dflashc.runtime.device.base import Device
 from dflashc.runtime.device.opening import open_device
 from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.errors import RequestError
+from dflashc.runtime.plan import CONTEXT_STEP
 from dflashc.runtime.sampling import SamplingParameters
 from dflashc.runtime.session import Session
 from dflashc.runtime.statistics import Statistics
@@ -31,7 +32,6 @@ from dflashc.runtime.width import WidthController
 if TYPE_CHECKING:
     from dflashc.runtime.template import ChatTemplate
 
-CONTEXT_STEP = 256
 DEFAULT_CONTEXT = 4096
 
 Messages = Sequence[Mapping[str, Any]]

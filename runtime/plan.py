@@ -17,6 +17,13 @@ from dflashc.runtime.errors import ArtefactError
 PLAN_VERSION = 2
 
 
+CONTEXT_STEP = 256
+"""Tokens; a context capacity is a multiple of it, and so is that of a ring."""
+
+DRAFTER = "drafter."
+"""Begins the names of a drafter's buffers."""
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Device memory of a given role.
@@ -30,12 +37,16 @@ class Buffer:
         Size that does not depend on the context capacity.
     bytes_per_token : int
         Further bytes per token of context capacity.
+    window, slots : int
+        Of a cache that is a ring (see `rings`): the latest tokens that a row sees, and how many it holds; else 0.
     """
 
     name: str
     role: str
     bytes: int
     bytes_per_token: int = 0
+    window: int = 0
+    slots: int = 0
 
     def size(self, context: int) -> int:
         """Bytes at a context capacity of `context` tokens."""
@@ -177,7 +188,8 @@ class Plan:
     def check(self) -> None:
         """Raise `ArtefactError` unless every buffer has a size and every buffer operand lies inside its buffer."""
         for buffer in self.buffers.values():
-            if not all(type(size) is int and size >= 0 for size in (buffer.bytes, buffer.bytes_per_token)):
+            sizes = (buffer.bytes, buffer.bytes_per_token, buffer.window, buffer.slots)
+            if not all(type(size) is int and size >= 0 for size in sizes) or buffer.window > buffer.slots:
                 raise ArtefactError(f"the plan is damaged: buffer {buffer.name} has no valid size: build again")
         for name, program in self.programs.items():
             for launch in program.launches:

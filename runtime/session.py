@@ -19,6 +19,7 @@ from dflashc.runtime.device_sampling import Word, refusal, sampling_words
 from dflashc.runtime.drafting import DraftParameters
 from dflashc.runtime.errors import RequestError
 from dflashc.runtime.phases import PhaseClock
+from dflashc.runtime.rings import Rings
 from dflashc.runtime.rounds import HEADS, draft_programs, round_programs, verify_programs, weighing
 from dflashc.runtime.sampling import SamplingParameters, sample
 from dflashc.runtime.statistics import Statistics
@@ -60,6 +61,7 @@ class Session:
         if self.most_width:
             block = np.full(self.most_width + 1, manifest.drafter["mask_id"], np.int32)
             device.upload(self._memories["block"], block)
+        self._rings = Rings.of(self._plan.buffers.values())
         self._replays: dict[tuple[str, ...], Replay] = {}
         self._clock = PhaseClock()
         self._decode_rows = sorted((p.rows for p in self._plan.programs.values() if p.role == "decode"), reverse=True)
@@ -79,6 +81,7 @@ class Session:
         head : str or None
             "ids", "logits" or "draw": also run the output head over `rows` rows from `first_row` on.
         """
+        self._recall(draft=False)
         self._require_room(len(tokens))
         self._set_length(first_row)
         self._device.upload(self._memories["tokens"], np.asarray(tokens, np.int32))
@@ -87,6 +90,7 @@ class Session:
         m = len(tokens)
         inject = [f"inject.{m}"] if self.most_width else []
         heads = [f"{role}.{rows}" for role in HEADS[head]] if head else []
+        self._rings.store(len(self.tokens), m)
         self._replay(first_row, f"positions.{m}", f"decode.{m}", *inject, *heads).run()
         self.tokens.extend(tokens)
 
@@ -143,7 +147,10 @@ class Session:
         return flat.reshape(rows, self.vocabulary)
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens after the first `length`, for target and drafter."""
+        """Forget all tokens after the first `length`, for target and drafter.
+
+        Where a ring has overwritten what their windows show, the next run begins with some of them again.
+        """
         del self.tokens[length:]
 
     # Timing ----------------------------------------------------------------------------------------------------
@@ -160,6 +167,7 @@ class Session:
             if buffer.role == "cache":
                 for offset in range(0, buffer.size(depth), noise.size):
                     self._device.upload(self._memories[name], noise[: buffer.size(depth) - offset], offset)
+        self._rings.store(0, depth)
         self.tokens += [0] * depth
 
     def time(self, width: int, *roles: str) -> float:
@@ -174,6 +182,7 @@ class Session:
             return 0.0
         self._set_length(0)
         self._device_anchor = None
+        self._rings.store(len(self.tokens), self._round_rows(width))
         replay = self._replay(0, *programs)
         started = time.perf_counter()
         replay.run()
@@ -182,7 +191,7 @@ class Session:
     # A whole answer --------------------------------------------------------------------------------------------
 
     def prefill(self, prompt: Sequence[int], head: str, pause: Callable[[], None] = lambda: None) -> int:
-        """Commit `prompt`, reusing the part the caches already hold, and run `head` over its last row.
+        """Commit `prompt`, reusing the part the caches still hold, and run `head` over its last row.
 
         Returns the number of tokens reused. The last token is always run, for its head. Between parts of the prompt
         `pause` is called; it may raise to leave the rest.
@@ -198,16 +207,10 @@ class Session:
             if old != new:
                 break
             shared += 1
-        self.rewind(shared)
-        position = shared
-        while position < len(prompt):
-            rest = len(prompt) - position
-            rows = next(r for r in self._decode_rows if r <= rest)
-            last = rows == rest
-            self.decode(prompt[position : position + rows], head if last else None, rows - 1, 1)
-            position += rows
-            pause()
-        return shared
+        start = self._rings.resume(shared, len(prompt))
+        self.rewind(start)
+        self._decode_all(prompt[start:], head, pause)
+        return start
 
     def generate(self, prompt: Sequence[int], parameters: SamplingParameters, limit: int,
                  stop: frozenset[int] = frozenset(), width: WidthController | None = None,
@@ -294,11 +297,13 @@ class Session:
 
         Returns how many are worth it: all, or those before the first one of less confidence than `p_min`.
         """
-        self._require_room(max(width + 1, self._block_rows if width else 0))
+        self._recall(draft=width > 0)
+        self._require_room(self._round_rows(width))
         self._set_length()
         self._set_anchor(anchor)
         self._set_draft_temperature(draft_temperature)
         roles = tuple(role for role in roles if role != "inject" or self.most_width)
+        self._rings.store(len(self.tokens), self._round_rows(width))
         if not width or not p_min:
             self._run(round_programs(width, self._block_rows, *roles))
             return width
@@ -317,6 +322,29 @@ class Session:
         replay.run()
         self.statistics.record_seconds += recorded - started
         self.statistics.device_seconds += time.perf_counter() - recorded
+
+    def _round_rows(self, width: int) -> int:
+        """Rows that a round stores, of a block or to verify."""
+        return max(width + 1, self._block_rows if width else 0)
+
+    def _decode_all(self, tokens: Sequence[int], head: str | None, pause: Callable[[], None]) -> None:
+        """`decode` in as few runs as there are programs for, with `head` over the last row."""
+        position = 0
+        while position < len(tokens):
+            rest = len(tokens) - position
+            rows = next(r for r in self._decode_rows if r <= rest)
+            self.decode(tokens[position : position + rows], head if rows == rest else None, rows - 1, 1)
+            position += rows
+            pause()
+
+    def _recall(self, draft: bool) -> None:
+        """Run those tokens again that the rings have lost and the next run sees, the drafter's too for a `draft`."""
+        length = len(self.tokens)
+        start = self._rings.resume(length, length, draft)
+        if start < length:
+            lost = self.tokens[start:]
+            self.rewind(start)
+            self._decode_all(lost, None, lambda: None)
 
     def _require_room(self, count: int) -> None:
         if len(self.tokens) + count > self.context:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from dflashc.compiler.gguf import GgufTensor
 from dflashc.compiler.models.config import Rope
+from dflashc.runtime.plan import DRAFTER
 
-PREFIX = "drafter."
+PREFIX = DRAFTER
 """In front of the names of the drafter's weights and caches, beside those of the target."""
 
 INJECTED = f"{PREFIX}inject."

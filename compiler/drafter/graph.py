@@ -60,7 +60,10 @@ def drafter_module(drafter: DrafterConfig, tensors: Mapping[str, GgufTensor],
 
 
 def _inject(g: Graph, drafter: DrafterConfig) -> list[Expr]:
-    """K and V of every layer from the fused features; the layers themselves never run over the context."""
+    """K and V of every layer from the fused features; the layers themselves never run over the context.
+
+    Layers with the same window follow each other, as their caches do in memory.
+    """
     c = g.config
     width = drafter.target_hidden * len(drafter.taps)
     projections = dataclasses.replace(g, prefix=INJECTED)  # the same function, other parameters
@@ -68,7 +71,7 @@ def _inject(g: Graph, drafter: DrafterConfig) -> list[Expr]:
     context = g.norm(g.linear(features, "fc", c.hidden, width), "enc.output_norm")
     table = g.rope_table(drafter.context_rope)
     writes = []
-    for layer in range(c.layers):
+    for layer in sorted(range(c.layers), key=lambda number: c.layer_windows[number]):
         k, v = (projections.heads(context, f"blk.{layer}.attn_{which}", c.kv_heads) for which in "kv")
         k = g.call("rope", g.norm(k, f"blk.{layer}.attn_k_norm", c.head_size), table, c.ropes[0].pairing)
         writes.append(g.call("cache_write", k, v, g.cache(layer, "k"), g.cache(layer, "v"), g.state))

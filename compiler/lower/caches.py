@@ -1,4 +1,8 @@
-"""The K and V caches of a build: which buffers there are, and where in them each layer's lie."""
+"""The K and V caches of a build: which buffers there are, where in them each layer's lie, and how much they hold.
+
+Layers that see the whole context keep it. Layers with a window have a ring: room for the window and for all rows that a
+program stores before the first of them looks back. Knows no kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.graph import cache_name
 from dflashc.runtime.errors import BuildError
 from dflashc.runtime.kv_types import KV_TYPES, kv_bytes
-from dflashc.runtime.plan import Buffer, Operand
+from dflashc.runtime.plan import CONTEXT_STEP, Buffer, Operand
 from dflashc.targets.base import Target
 from dflashc.targets.context import Cache
 
@@ -23,12 +27,19 @@ class Caches:
     by_name: Mapping[str, Cache]
 
 
-def plan_caches(target: Target, config: ModelConfig, kv_type: str, drafter: DrafterConfig | None,
-                drafter_kv_type: str) -> Caches:
+def plan_caches(target: Target, config: ModelConfig, kv_type: str, drafter: DrafterConfig | None, drafter_kv_type: str,
+                context: int, rows: int) -> Caches:
     """The caches of a model and, of a pair, its drafter, each in a type of its own.
 
-    A layer of the model has buffers of its own. All layers of the drafter share one for K and one for V, so that one
-    launch can fill them.
+    A layer of the model has buffers of its own. Layers of the drafter with the same window share one for K and one for
+    V, so that one launch can fill them.
+
+    Parameters
+    ----------
+    context : int
+        Largest context capacity.
+    rows : int
+        Of the largest program.
 
     Raises
     ------
@@ -38,18 +49,54 @@ def plan_caches(target: Target, config: ModelConfig, kv_type: str, drafter: Draf
     buffers: list[Buffer] = []
     by_name: dict[str, Cache] = {}
     size = _bytes_per_token(target, config, kv_type)
-    for name in (cache_name("", layer, which) for layer in range(config.layers) for which in "kv"):
-        buffers.append(Buffer(name, "cache", 0, size))
-        by_name[name] = Cache(kv_type, Operand("buffer", name), Operand("context"))
+    for layer, window in enumerate(config.layer_windows):
+        kind = _Kind(kv_type, size, window, ring_slots(window, context, rows))
+        for name in (cache_name("", layer, which) for which in "kv"):
+            buffers.append(kind.buffer(name, 1))
+            by_name[name] = kind.cache(name, 0)
     if drafter is not None:
         size = _bytes_per_token(target, drafter, drafter_kv_type)
-        for which in "kv":
-            shared = f"{PREFIX}cache.{which}"
-            buffers.append(Buffer(shared, "cache", 0, drafter.layers * size))
-            for layer in range(drafter.layers):
-                begin = Operand("buffer", shared, 0, layer * size)
-                by_name[cache_name(PREFIX, layer, which)] = Cache(drafter_kv_type, begin, Operand("context"))
+        for window in sorted(set(drafter.layer_windows)):
+            kind = _Kind(drafter_kv_type, size, window, ring_slots(window, context, rows))
+            layers = [layer for layer, own in enumerate(drafter.layer_windows) if own == window]
+            for which in "kv":
+                shared = f"{PREFIX}cache.{which}" if not window else f"{PREFIX}ring.{window}.{which}"
+                buffers.append(kind.buffer(shared, len(layers)))
+                by_name |= {cache_name(PREFIX, layer, which): kind.cache(shared, i) for i, layer in enumerate(layers)}
     return Caches(tuple(buffers), by_name)
+
+
+def ring_slots(window: int, context: int, rows: int) -> int:
+    """Tokens that a ring for layers with this window holds; 0 without a window, or where it saves nothing.
+
+    The first of `rows` rows still sees window - 1 tokens before it when the last one is stored. So rows that are
+    rejected later cost no token that a window shows, and a rewind by as many is free.
+    """
+    slots = -(-(window - 1 + rows) // CONTEXT_STEP) * CONTEXT_STEP
+    return slots if window and slots < context else 0
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What caches that lie in one buffer have in common; `slots` is 0 where they hold the whole context."""
+
+    type: str
+    bytes_per_token: int
+    window: int
+    slots: int
+
+    def buffer(self, name: str, layers: int) -> Buffer:
+        size = layers * self.bytes_per_token
+        if self.slots:
+            return Buffer(name, "cache", self.slots * size, 0, self.window, self.slots)
+        return Buffer(name, "cache", 0, size)
+
+    def cache(self, buffer: str, index: int) -> Cache:
+        """The cache of layer number `index` of those in the buffer."""
+        offset = index * self.bytes_per_token
+        if self.slots:
+            return Cache(self.type, Operand("buffer", buffer, self.slots * offset), Operand("i64", "", self.slots))
+        return Cache(self.type, Operand("buffer", buffer, 0, offset), Operand("context"))
 
 
 def _bytes_per_token(target: Target, config: ModelConfig | DrafterConfig, kv_type: str) -> int:

@@ -15,6 +15,7 @@ from dflashc.targets.cpu.kernels import accept as accept_kernels
 from dflashc.targets.cpu.kernels import convolution, features, kv_linear, rejection, sampler, selector
 from dflashc.targets.cpu.requests import cosine_sine, kernel_rows, request, rows_scalar
 from dflashc.targets.cpu.traits import Traits
+from dflashc.targets.injection import layers_by_buffer
 
 
 def drafter_rules(traits: Traits) -> dict[str, Rule]:
@@ -51,7 +52,9 @@ def _features(c: ProgramContext, var: Expr, call: Expr) -> None:
 
 
 def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
-    """One launch where all projections share a block format, else one for each, side by side."""
+    """One launch for all layers with the same window where their projections share a block format, else one for each
+    projection; all side by side.
+    """
     xs, weights, biases, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
     inputs = dict(zip(op.scalar(forms).split(","), xs, strict=True))
     heads, pairs = op.scalar(kv_heads), int(op.shape(table)[2])
@@ -59,23 +62,24 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
         raise BuildError(f"a drafter with attention heads of {op.scalar(size)} elements found; this target needs a "
                          f"multiple of {kv_linear.HEAD_UNIT}")
     cosine, sine = cosine_sine(c.operand(table), c.rows, pairs)
-    packed = [c.weight(w) for w in weights]
-    c.keep_adjacent([w.name for w in packed])
-    c.keep_adjacent([n.name for n in norms])
-    c.keep_adjacent([b.name for b in biases])
-    bias, epilogue = ([c.operand(biases[0])], "store_bias") if len(biases) else ([], "store")
-    rows, cache = kernel_rows(c.rows), c.cache(caches[0])
-    together = len({w.format for w in packed}) == 1
-    for first, matrices in [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]:
-        c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing), epilogue,
-                         cache.type),
-                 "KV injection", Units(len(matrices) * heads),
-                 [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
-                  c.operand(norms[0]), c.operand(state), cosine, sine, c.operand(caches[0]), c.operand(caches[1]),
-                  *rows_scalar(rows, c.rows), matrices[0].columns, heads, cache.capacity, pairs, first,
-                  float(op.scalar(epsilon))],
-                 barrier=matrices[-1] is packed[-1], bytes_read=sum(w.bytes for w in matrices),
-                 flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))
+    rows = kernel_rows(c.rows)
+    runs = layers_by_buffer(c, weights, biases, norms, caches)
+    for run in runs:
+        packed = [c.weight(w) for w in run.weights]
+        c.keep_adjacent([w.name for w in packed])
+        bias, epilogue = ([c.operand(run.biases[0])], "store_bias") if run.biases else ([], "store")
+        together = len({w.format for w in packed}) == 1
+        for first, matrices in [(0, packed)] if together else [(i, [w]) for i, w in enumerate(packed)]:
+            c.launch(request(kv_linear.kv_linear, matrices[0].format, rows, op.scalar(size), op.scalar(pairing),
+                             epilogue, run.cache.type),
+                     "KV injection", Units(len(matrices) * heads),
+                     [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
+                      c.operand(run.norms[0]), c.operand(state), cosine, sine, *map(c.operand, run.caches[:2]),
+                      *rows_scalar(rows, c.rows), matrices[0].columns, heads, run.cache.capacity, pairs, first,
+                      float(op.scalar(epsilon))],
+                     barrier=run is runs[-1] and matrices[-1] is packed[-1],
+                     bytes_read=sum(w.bytes for w in matrices),
+                     flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))
     c.values[var] = []
 
 

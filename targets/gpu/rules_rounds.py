@@ -23,6 +23,7 @@ from dflashc.targets.gpu.kernels import (
 )
 from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
 from dflashc.targets.gpu.traits import Traits
+from dflashc.targets.injection import layers_by_buffer
 from dflashc.targets.requests import KernelRequest
 
 
@@ -35,21 +36,19 @@ def round_rules(traits: Traits) -> dict[str, Rule]:
 
 
 def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
-    """A launch per block format, side by side; most drafters have one."""
+    """A launch per window and block format, side by side; most drafters have one of each."""
     xs, weights, biases, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
     inputs = dict(zip(op.scalar(forms).split(","), xs, strict=True))
     heads, head_size = op.scalar(kv_heads), op.scalar(size)
     if head_size % 16 or head_size > kv_injection.MOST_SIZE:
         raise BuildError(f"drafter heads of {head_size} elements found; GPU targets need a multiple of 16 up to "
                          f"{kv_injection.MOST_SIZE}")
-    c.keep_adjacent([n.name for n in norms])
-    c.keep_adjacent([b.name for b in biases])
-    bias, epilogue = ([c.operand(biases[0])], "store_bias") if len(biases) else ([], "store")
     rows = rows_of_pass(c.rows)
-    packed = [c.weight(w) for w in weights]
-    launches = _launches_of_matrices(packed)
-    for index, (first, numbers) in enumerate(launches):
-        matrices = [packed[n] for n in numbers]
+    launches = [(run, first, numbers) for run in layers_by_buffer(c, weights, biases, norms, caches)
+                for first, numbers in _launches_of_matrices([c.weight(w) for w in run.weights])]
+    for index, (run, first, numbers) in enumerate(launches):
+        bias, epilogue = ([c.operand(run.biases[0])], "store_bias") if run.biases else ([], "store")
+        matrices = [c.weight(run.weights[n]) for n in numbers]
         c.keep_adjacent([w.name for w in matrices])
         consecutive = numbers == list(range(first, first + len(numbers)))
         members = 0 if consecutive else sum(1 << n - first for n in numbers)
@@ -57,8 +56,8 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
                          epilogue),
                  "KV injection", Units(c.rows // rows * len(matrices) * heads),
                  [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
-                  c.operand(norms[0]), c.operand(state), c.operand(table), c.operand(caches[0]), c.operand(caches[1]),
-                  matrices[0].columns, heads, len(matrices), first, members, c.cache(caches[0]).capacity, c.rows,
+                  c.operand(run.norms[0]), c.operand(state), c.operand(table), *map(c.operand, run.caches[:2]),
+                  matrices[0].columns, heads, len(matrices), first, members, run.cache.capacity, c.rows,
                   int(op.shape(table)[2]), float(op.scalar(epsilon))],
                  barrier=index == len(launches) - 1, bytes_read=sum(w.bytes for w in matrices),
                  flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))

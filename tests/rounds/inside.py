@@ -38,22 +38,23 @@ def run(session: Session, *programs: str) -> None:
 
 def _layout(session: Session, buffer: str) -> tuple[str, str, int, int]:
     """How a cache lies in memory, as `tests.caches` takes it: type, "k" or "v", head size, lanes."""
-    heads_of_f16 = session._plan.buffers[buffer].bytes_per_token / kv_bytes("f16", HEAD_SIZE)
-    kv = "f16" if heads_of_f16.is_integer() else "q8_0"
+    of = session._plan.buffers[buffer]
+    per_token = of.bytes // of.slots if of.slots else of.bytes_per_token
+    kv = "f16" if per_token % kv_bytes("f16", HEAD_SIZE) == 0 else "q8_0"
     return kv, buffer[-1], HEAD_SIZE, best_level(host_features()).lanes
 
 
-def by_position(session: Session, buffer: str) -> np.ndarray:
-    """Bytes of a cache, uint8 (KV heads, context, bytes of a key or value)."""
+def slots_of(session: Session, buffer: str) -> np.ndarray:
+    """Bytes of a cache by slot, uint8 (KV heads, slots, bytes of a key or value)."""
     kv, which, size, lanes = _layout(session, buffer)
-    memory = read(session, buffer, "uint8")
-    return by_slot(memory.reshape(-1, session.context * kv_bytes(kv, size)), kv, which, size, lanes)
+    count = session._plan.buffers[buffer].slots or session.context
+    return by_slot(read(session, buffer, "uint8").reshape(-1, count * kv_bytes(kv, size)), kv, which, size, lanes)
 
 
 def overwrite(session: Session, buffer: str, positions: slice, generator: np.random.Generator) -> None:
-    """Put random numbers at some positions of a cache."""
+    """Put random numbers at some positions of a cache, none of them beyond its slots."""
     kv, which, size, lanes = _layout(session, buffer)
-    slots = by_position(session, buffer).copy()
+    slots = slots_of(session, buffer).copy()
     numbers = generator.standard_normal((*slots[:, positions].shape[:2], size), np.float32)
     slots[:, positions] = encode(numbers, kv, which)
     write(session, buffer, in_memory(slots, kv, which, size, lanes))
@@ -64,8 +65,13 @@ def cache_buffers(session: Session) -> list[str]:
 
 
 def committed(session: Session) -> dict[str, np.ndarray]:
-    """Keys and values of the committed tokens, of target and drafter, by buffer."""
-    return {name: by_position(session, name)[:, : len(session.tokens)] for name in cache_buffers(session)}
+    """Keys and values of the committed tokens, of target and drafter, by buffer; of a ring those that the next sees."""
+    result, length = {}, len(session.tokens)
+    for name in cache_buffers(session):
+        window, slots = session._plan.buffers[name].window, slots_of(session, name)
+        first = max(0, length - window + 1) if window else 0
+        result[name] = slots[:, np.arange(first, length) % slots.shape[1]]
+    return result
 
 
 def same_committed(a: Session, b: Session) -> bool:

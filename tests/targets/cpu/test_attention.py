@@ -16,11 +16,13 @@ import pytest
 from dflashc.targets.cpu.compile import compile_objects
 from dflashc.targets.cpu.kernels.activation import FORMS
 from dflashc.targets.cpu.kernels.attention import heads_per_unit
+from dflashc.targets.cpu.kernels.attention_tile import PART
 from dflashc.targets.cpu.kernels.rope import rope_table
 from dflashc.targets.cpu.traits import best_level, host_features
 from dflashc.targets.requests import KernelRequest
 from tests.caches import decode, encode
-from tests.targets.cpu.attention_case import Sequence, Shape
+from tests.targets.attention_formula import Shape
+from tests.targets.cpu.attention_case import Sequence, requests, suffix
 from tests.targets.cpu.native import LEVEL_NAMES, Library, require_level
 
 MAIN = Shape(2, 64, "neox", True)
@@ -41,7 +43,7 @@ SHAPES = list(WIDTHS)
 MAINS = SHAPES[:2]
 # The levels differ in their lanes, in FMA and in integer dot products.
 SHAPES_OF = {"x86-64-v4-vnni": SHAPES, "x86-64-v3-vnni": MAINS, "x86-64-v3": SHAPES[:7], "x86-64": SHAPES[:5]}
-CASES = [pytest.param(level, shape, id=f"{level}-{shape.group}-{shape.suffix}")
+CASES = [pytest.param(level, shape, id=f"{level}-{shape.group}-{suffix(shape)}")
          for level in LEVEL_NAMES for shape in SHAPES_OF[level]]
 
 Libraries = Callable[[str, Shape], Library]
@@ -54,8 +56,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
     def library(level: str, shape: Shape) -> Library:
         require_level(level)
         forms = tuple(form for form in FORMS if shape.heads % heads_per_unit(shape.size, form) == 0)
-        requests = shape.requests(WIDTHS[shape], forms)
-        return Library(level, requests, tmp_path_factory.mktemp("attention"))
+        return Library(level, requests(shape, WIDTHS[shape], forms), tmp_path_factory.mktemp("attention"))
 
     return library
 
@@ -132,6 +133,20 @@ def test_windows_around_tiles_and_parts(main: Callable[..., Sequence], window: i
     assert_same_bits(prefill.prefill(0, 16), output)
 
 
+@pytest.mark.parametrize("window", [20, 256, 600])
+def test_ring(main: Callable[..., Sequence], window: int) -> None:
+    """Caches with just enough room for the window and the rows being stored give the bits of those that hold all."""
+    capacity = -(-(window - 1 + 256) // PART) * PART
+
+    def output(sequence: Sequence) -> np.ndarray:
+        return np.concatenate([sequence.prefill(0, 256), sequence.run([16] * 4 + [7, 1] * 8, first=256),
+                               sequence.prefill(384, 256)])
+
+    whole, ring = main(1700, 640, window), main(1700, 640, window, capacity=capacity)
+    assert_same_bits(output(ring), output(whole))
+    assert_formula(output(whole), whole)
+
+
 @pytest.mark.parametrize("shape", SHAPES[:3:2], ids=["neox", "norm"])
 @pytest.mark.parametrize("pairs", [0, 10, 16, 32])
 def test_dimensions_beyond_the_rotated_ones_pass_through(libraries: Libraries, shape: Shape, pairs: int) -> None:
@@ -174,7 +189,7 @@ def test_sinks_of_any_size(libraries: Libraries, shape: Shape, tmp_path: Path) -
     level = best_level(host_features()).name
     below, above = (Sequence(libraries(level, shape), shape, 300, 2) for _ in range(2))
     without = replace(shape, sinks=False)
-    plain = Sequence(Library(level, without.requests((2,)), tmp_path), without, 300, 2)
+    plain = Sequence(Library(level, requests(without, (2,)), tmp_path), without, 300, 2)
     below.sinks[:], above.sinks[:] = (-1e9, -np.inf, -300) * 2, 1000
     assert_same_bits(below.run([2]), plain.run([2]))
     assert (above.run([2]) == 0).all()
@@ -191,7 +206,7 @@ def test_depth(main: Callable[..., Sequence]) -> None:
 @pytest.mark.parametrize("shape", MAINS, ids=lambda s: s.kv)
 def test_every_width(shape: Shape, tmp_path: Path) -> None:
     """Widths 1 to 16 on the best level of this CPU: all rows as if computed alone."""
-    library = Library(best_level(host_features()).name, shape.requests(tuple(range(1, 17))), tmp_path)
+    library = Library(best_level(host_features()).name, requests(shape, tuple(range(1, 17))), tmp_path)
     alone, together = (Sequence(library, shape, 250, 136) for _ in range(2))
     output = alone.run([1] * 136)
     assert_formula(output, alone)
@@ -203,8 +218,8 @@ def test_every_width(shape: Shape, tmp_path: Path) -> None:
 def test_no_library_calls(level: str, tmp_path: Path) -> None:
     """The objects ask for memcpy and memset at most; needs no CPU of that level."""
     nm = shutil.which("nm") or pytest.skip("nm of binutils is not there to list the objects' symbols")
-    requests = [*(r for shape in MAINS for r in shape.requests((3,), ("q8_256",))),
-                KernelRequest("rope_table", rope_table, ())]
-    for path in compile_objects(level, requests, tmp_path, with_executor=False):
+    kernels = [*(r for shape in MAINS for r in requests(shape, (3,), ("q8_256",))),
+               KernelRequest("rope_table", rope_table, ())]
+    for path in compile_objects(level, kernels, tmp_path, with_executor=False):
         listing = subprocess.run([nm, "-u", str(path)], capture_output=True, text=True, check=True).stdout
         assert set(re.findall(r"U (\S+)", listing)) <= {"memcpy", "memset"}

@@ -1,12 +1,14 @@
-"""Types of the K and V caches, of a target and of its drafter: what a build is told, and what it says."""
+"""K and V caches of a target and its drafter: the types a build is asked for, windows, and the memory that it tells."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dflashc.recipes.drafter import DrafterShape, drafter_body, write_drafter
 from dflashc.recipes.target import TargetShape, write_target
 from dflashc.recipes.tensors import Formats
 from tests.compiler.command import Here
@@ -36,6 +38,34 @@ def test_each_model_has_a_type_of_its_own(dflashc: Here, pycode_model: Path, pyc
 def test_float16_is_what_nobody_asks_for(dflashc: Here, pycode_artefact: Path) -> None:
     assert json.loads(dflashc("inspect", pycode_artefact, "--json").out)["kv_types"] == {"target": "f16"}
     assert "f16 of the target" in dflashc("inspect", pycode_artefact).out
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+def test_what_windows_need_does_not_grow_with_the_context(dflashc: Here, full_layers: int, tmp_path: Path) -> None:
+    """A target whose sixth layer has no window of 100, and a drafter of two layers with windows of 300 but for some.
+
+    A ring holds what fits the window, with 256 rows behind its first token, in steps of 256.
+    """
+    target, drafter = tmp_path / "target.gguf", tmp_path / "drafter.gguf"
+    write_target(target, TargetShape("gemma3", 6, 128, 4, 2, 64, 128, 300, context_length=65536, sliding_window=100),
+                 Formats("Q8_0"))
+    write_drafter(drafter, target, DrafterShape(drafter_body(target), (0, 4), sliding_window=300,
+                                                full_layers=full_layers), Formats("Q8_0"))
+
+    def described(context: int) -> Any:
+        arguments = ["build", target, "--drafter", drafter, "--target", "cpu", "-o", "none", "--dry-run", "--json"]
+        return json.loads(dflashc(*arguments, "--ctx", context).out)
+
+    token = 2 * 2 * 128
+    for context in (1024, 4096, 65536):
+        told = described(context)
+        assert told["memory"]["cache"] == token * (
+            5 * 512 + context + (2 - full_layers) * 768 + full_layers * context)
+        assert told["rings"] == [{"model": "target", "window": 100, "slots": 512},
+                                 {"model": "drafter", "window": 300, "slots": 768}]
+    told = described(512)
+    assert told["memory"]["cache"] == token * 8 * 512, "where they save nothing there are none"
+    assert told["rings"] == []
 
 
 def test_refusals(dflashc: Here, pycode_model: Path, tmp_path: Path) -> None:
