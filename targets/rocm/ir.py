@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from dflashc.runtime.errors import TargetError
@@ -98,6 +99,7 @@ def _corrected(text: str, kernel: Kernel) -> str:
     return text.replace(f"attributes #{found[0][1]} = {{", f"attributes #{found[0][1]} = {{ {size}")
 
 
+@cache
 def _take_over_callbacks() -> None:
     """Keep TVM from looking for ROCm's bitcode, which kernels do not need, and from linking, which is done here."""
     import tvm
