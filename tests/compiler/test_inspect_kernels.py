@@ -19,8 +19,8 @@ SCALE = Launch("scale", "scale", Units(1), 1, (Operand("buffer", "x"), Operand("
 
 
 def artefact_of(folder: Path, need: Requirements) -> Artefact:
-    manifest = Manifest(dflashc="", target="", requirements=need, sources=(), config={}, drafter={}, context=1,
-                        weights=(), self_test=(), notes=())
+    manifest = Manifest(dflashc="", target="", requirements=need, sources=(), config={}, drafter={}, kv_types={},
+                        context=1, weights=(), self_test=(), notes=())
     return Artefact(folder, manifest, Plan({}, {"run.1": Program("run", 1, (SCALE, SCALE))}, 1))
 
 
