@@ -14,6 +14,7 @@ from dflashc.runtime.session import Session
 from tests.proof.comparing import recorded
 from tests.reference.config import read_drafter, read_model
 from tests.reference.dflash import ReferenceDrafter
+from tests.reference.functions import F16
 from tests.reference.transformer import ReferenceModel, int8_activations
 from tests.rounds.building import Workshop
 from tests.rounds.inside import read, run, same_committed, traffic
@@ -84,8 +85,8 @@ def test_confidence_of_the_reference(name: str, workshop: Workshop) -> None:
     """Off by what activations in int8 make of it; weighing proposes what proposing does."""
     options, session = workshop.options(name), workshop.session(name)
     assert options.drafter is not None
-    model = ReferenceModel(*read_model(options.model), np.float16, int8_activations)
-    reference = ReferenceDrafter(*read_drafter(options.drafter), model, np.float16, int8_activations)
+    model = ReferenceModel(*read_model(options.model), F16, int8_activations)
+    reference = ReferenceDrafter(*read_drafter(options.drafter), model, F16, int8_activations)
     reference.inject(reference.features(model.forward(PROMPT, 0)), 0)
     (anchor,) = afresh(session, PROMPT, 1)
     for width in (1, 7, 15):
