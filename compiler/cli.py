@@ -222,9 +222,11 @@ def run(settings: Settings, prompt: str | None, file: str | None, chat: bool, **
         raise click.UsageError("--chat needs the chat template, --raw leaves it out; give one of them")
     if file is not None:
         prompt = cli_run.read_prompt(file)
+    seeded = options["seed"] is not None
     sampling = SamplingParameters(**{f.name: options.pop(f.name) for f in fields(SamplingParameters)})
     drafting = DraftParameters(**{f.name: options.pop(f.name) for f in fields(DraftParameters)})
-    chosen = cli_run.RunOptions(parameters=sampling, drafting=drafting, verbose=settings.verbose, **options)
+    chosen = cli_run.RunOptions(parameters=sampling, seeded=seeded, drafting=drafting, verbose=settings.verbose,
+                                **options)
     if prompt is None:
         cli_run.chat(chosen)
     elif not cli_run.answer(chosen, prompt):

@@ -27,10 +27,11 @@ from dflashc.runtime.width import AutoWidth, Promise
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for; see the options of `dflashc run`."""
+    """What the user asked for; see the options of `dflashc run`. `seeded` is whether the seed is the user's."""
 
     artefact: Path
     parameters: SamplingParameters
+    seeded: bool
     drafting: DraftParameters
     system: str | None
     stops: tuple[str, ...]
@@ -151,7 +152,11 @@ class Answers:
             if line is not None:
                 print(f"[{line}]", file=sys.stderr)
         promises, plain_seconds = self._expected()
-        _say(f"note: {text}" for text in self._said.new(self._generator.session.notes))
+        notes = list(self._generator.session.notes)
+        if self._options.seeded and report.statistics.rule == "reject" and isinstance(self._width, AutoWidth):
+            notes.append("the seed may not give this text again: with rejection it depends on the widths of drafts, "
+                         "which follow the clock; --accept match or a fixed --width gives it again")
+        _say(f"note: {text}" for text in self._said.new(notes))
         _say(f"warning: {text}" for text in
              self._said.new(speculation.warnings(report.statistics, promises, plain_seconds)))
 

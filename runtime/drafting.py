@@ -25,7 +25,8 @@ class DraftParameters:
         the text of a seed is another. "auto" rejects where it can: where the drafter gives probabilities (version 2)
         and tokens are drawn on the device.
     p_min : a draft ends before the first position where the drafter's likeliest token is less probable than this; 0 to
-        1. The likeliest, and not the proposed one: a cut by what was drawn would change the law of the text.
+        1. The likeliest, and not the proposed one: a cut by what was drawn would change the law of the text. So would
+        a least length, which drops a token for those behind it.
 
     Raises
     ------

@@ -189,6 +189,23 @@ def test_drafts_that_are_cut_and_a_rule_that_cannot_be(dflashc: Here, pycode_pai
 
 
 @pytest.mark.slow
+def test_a_seed_that_may_not_repeat_is_noted(dflashc: Here, pycode_model: Path, tmp_path: Path) -> None:
+    artefact = tmp_path / "pycode.dflash"
+    drafter = pycode_model.with_name("pycode-3m-dflash2-q8_0.gguf")
+    assert dflashc("build", pycode_model, "--drafter", drafter, "--target", "cpu", "-o", artefact).code == 0
+    options = ["run", artefact, "--raw", "-p", PROMPT, "--max-tokens", 40]
+    note = "note: the seed may not give this text again"
+    by_rejection = dflashc(*options, "--seed", 5)
+    assert "accepted by rejection" in by_rejection.err
+    assert note in by_rejection.err
+    for repeatable in (["--seed", 5, "--width", 3], ["--seed", 5, "--accept", "match"]):
+        first = dflashc(*options, *repeatable)
+        assert note not in first.err
+        assert dflashc(*options, *repeatable).out == first.out
+    assert note not in dflashc(*options).err
+
+
+@pytest.mark.slow
 def test_tokens_that_the_host_draws_are_noted_once(pycode_pair_artefact: Path) -> None:
     result = beside("run", pycode_pair_artefact, "--chat", "--top-k", 0, "--seed", 1, "--max-tokens", 4,
                     stdin="first\nsecond\n")
