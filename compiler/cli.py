@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dflashc.runtime.errors import DflashError
+from dflashc.runtime.kv_types import KV_TYPES
 
 if TYPE_CHECKING:
     from dflashc.compiler.pair import Overrides
@@ -97,7 +98,7 @@ def _overrides(options: dict[str, Any]) -> Overrides:
     return Overrides(**{field.name: options.pop(field.name) for field in fields(Overrides)})
 
 
-_KV_TYPE = click.Choice(["f16", "q8_0"])
+_KV_TYPE = click.Choice(list(KV_TYPES))
 
 
 @cli.command()

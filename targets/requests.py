@@ -34,6 +34,22 @@ class KernelRequest:
         return replace(kernel, name=self.name, function=kernel.function.with_attr("global_symbol", self.name))
 
 
+def request(builder: Callable[..., Any], *arguments: Any) -> KernelRequest:
+    """A kernel by its builder; the symbol is spelt from the arguments."""
+    words = [builder.__name__, *(_word(a) for a in arguments)]
+    return KernelRequest("_".join(words), builder, arguments)
+
+
+def _word(argument: Any) -> str:
+    if argument is None:
+        return "rows"
+    if isinstance(argument, bool):
+        return "norm" if argument else "plain"
+    if isinstance(argument, tuple):
+        return "_".join(map(str, argument)) or "none"
+    return str(argument)
+
+
 def distinct(requests: Sequence[KernelRequest]) -> list[KernelRequest]:
     """Every kernel once: equal names mean equal code."""
     return list({r.name: r for r in requests}.values())

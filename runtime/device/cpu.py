@@ -123,6 +123,7 @@ class CpuDevice:
             raise ArtefactError(f"cannot load {library}: {error}") from error
         if version[0] != ABI:
             raise ArtefactError(f"{library} has executor version {version[0]}, {ABI} expected: build again")
+        self._addresses: dict[str, int] = {}  # of kernels
         self._run = self._library.dflash_run
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_void_p], None
         self._pool = HostMemory.allocate(_POOL_INSIDE + 64 * threads)
@@ -186,17 +187,19 @@ class CpuDevice:
         header = records[:_HEADER].view(np.int64)
         header[0], header[1] = len(launches), memories["state"].address
         words = records[_HEADER:].view(np.int64).reshape(-1, _RECORD // 8)
-        arguments = np.zeros((len(launches), max((len(x.operands) for x in launches), default=1)), np.int64)
-        end = len(launches) - 1
+        # A new width waits for this: arrays are filled whole, not by elements.
+        arguments = np.array([_operand_word(o, memories, context) for x in launches for o in x.operands], np.int64)
+        first, heads, ends, end = arguments.ctypes.data, [], [], len(launches) - 1
+        for launch in launches:
+            units = launch.units
+            heads.append((self._address(launch.kernel), first, units.multiple, units.addend, units.divisor,
+                          self._grain(launch)))
+            first += 8 * len(launch.operands)
         for index in reversed(range(len(launches))):
-            launch = launches[index]
-            if launch.barrier:
-                end = index
-            for place, operand in enumerate(launch.operands):
-                arguments[index, place] = _operand_word(operand, memories, context)
-            words[index, :6] = (self._address(launch.kernel), arguments[index].ctypes.data, launch.units.multiple,
-                                launch.units.addend, launch.units.divisor, self._grain(launch))
-            words[index, _GROUP // 8] = end
+            end = index if launches[index].barrier else end
+            ends.append(end)
+        if launches:
+            words[:, :6], words[:, _GROUP // 8] = heads, ends[::-1]
         return CpuReplay(self, records, [arguments, dict(memories)])
 
     def _grain(self, launch: Launch) -> int:
@@ -206,10 +209,12 @@ class CpuDevice:
         return max(1, min(launch.grain, launch.units.multiple // (4 * self.threads)))
 
     def _address(self, kernel: str) -> int:
-        try:
-            return ctypes.cast(getattr(self._library, kernel), ctypes.c_void_p).value or 0
-        except AttributeError as error:
-            raise ArtefactError(f"the artefact's library lacks kernel {kernel}: build again") from error
+        if kernel not in self._addresses:
+            try:
+                self._addresses[kernel] = ctypes.cast(getattr(self._library, kernel), ctypes.c_void_p).value or 0
+            except AttributeError as error:
+                raise ArtefactError(f"the artefact's library lacks kernel {kernel}: build again") from error
+        return self._addresses[kernel]
 
     def retire(self, tables: Sequence[np.ndarray]) -> None:
         """Return when no worker is in one of `tables`, nor will enter it: their memory may go."""

@@ -37,8 +37,8 @@ def check_kernel(kernel: Kernel, info: GpuInfo) -> None:
 def _demands(kernel: Kernel, info: GpuInfo) -> Iterator[tuple[str, int, int]]:
     limits = info.limits
     for axis, found, most in zip("xyz", kernel.threads, limits.threads, strict=True):
-        yield f"workgroups along {axis}", found, most
-    yield "workgroups", kernel.threads[0] * kernel.threads[1] * kernel.threads[2], limits.threads_in_all
+        yield f"a workgroup's threads along {axis}", found, most
+    yield "threads in a workgroup", kernel.threads[0] * kernel.threads[1] * kernel.threads[2], limits.threads_in_all
     yield "shared memory", kernel.shared, limits.shared
     yield "a number of buffers", kernel.buffers, limits.buffers
 

@@ -16,10 +16,10 @@ from dflashc.runtime.plan import Buffer, Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.kernels import activation, argmax, attention, attention_tile, embedding, matmul, norm, rope
 from dflashc.targets.cpu.kernels import gated as gated_kernels
-from dflashc.targets.cpu.requests import VERIFY_ROWS, cosine_sine, kernel_rows, request, rows_scalar
+from dflashc.targets.cpu.requests import VERIFY_ROWS, cosine_sine, kernel_rows, rows_scalar
 from dflashc.targets.cpu.rules_drafter import drafter_rules
 from dflashc.targets.cpu.traits import AVX2, Traits
-from dflashc.targets.requests import KernelRequest
+from dflashc.targets.requests import KernelRequest, request
 
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 

@@ -13,9 +13,10 @@ from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.cpu.kernels import accept as accept_kernels
 from dflashc.targets.cpu.kernels import convolution, features, kv_linear, rejection, sampler, selector
-from dflashc.targets.cpu.requests import cosine_sine, kernel_rows, request, rows_scalar
+from dflashc.targets.cpu.requests import cosine_sine, kernel_rows, rows_scalar
 from dflashc.targets.cpu.traits import Traits
 from dflashc.targets.injection import layers_by_buffer
+from dflashc.targets.requests import request
 
 
 def drafter_rules(traits: Traits) -> dict[str, Rule]:

@@ -116,10 +116,6 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     return tirx.call_intrin("float32", "tirx.fma", a, b, c)
 
 
-def ceil_div(a: Expr, b: int) -> Expr:
-    return tirx.truncdiv(a + (b - 1), i32(b))
-
-
 def local(size: int, dtype: str) -> Expr:
     """A thread's own buffer; it stays in registers where all indices are constant after unrolling in Python."""
     return T.alloc_buffer((size,), dtype, scope="local")

@@ -1,10 +1,8 @@
-"""Small things that all lowering rules of GPUs share: kernels by symbol, passes over rows, where buffers begin."""
+"""Small things that all lowering rules of GPUs share: passes over rows, where buffers begin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from dflashc.passes.operators import Expr
 from dflashc.runtime.plan import Operand, Units
@@ -12,20 +10,7 @@ from dflashc.targets.context import ProgramContext
 from dflashc.targets.gpu.kernels import look_up as look_up_kernels
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
 from dflashc.targets.packing import ALIGNMENT
-from dflashc.targets.requests import KernelRequest
-
-
-def request(builder: Callable[..., Any], *arguments: Any) -> KernelRequest:
-    """A kernel by its builder; the symbol is spelt from the arguments."""
-    return KernelRequest("_".join([builder.__name__, *(_word(a) for a in arguments)]), builder, arguments)
-
-
-def _word(argument: Any) -> str:
-    if isinstance(argument, bool):
-        return "norm" if argument else "plain"
-    if isinstance(argument, tuple):
-        return "_".join(map(str, argument)) or "none"
-    return str(argument)
+from dflashc.targets.requests import request
 
 
 def rows_of_pass(rows: int) -> int:

@@ -17,10 +17,11 @@ from dflashc.targets.context import PackedWeight, ProgramContext, Rule, Variants
 from dflashc.targets.gpu.kernels import argmax, gated, matmul
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS, ROWS, SLICES
-from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
+from dflashc.targets.gpu.requests import look_up, rows_of_pass, split_offset
 from dflashc.targets.gpu.rules_layers import ACTIVATIONS, layer_rules
 from dflashc.targets.gpu.rules_rounds import round_rules
 from dflashc.targets.gpu.traits import Traits
+from dflashc.targets.requests import request
 
 _SLICES = (SLICES, 4, 16)
 """Slices of a matmul, the default first. A device may do best with fewer, for more workgroups at once, or with more,

@@ -10,9 +10,8 @@ from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.gpu.kernels import activation, attention, attention_merge, elementwise, embedding, norm, rope
 from dflashc.targets.gpu.kernels.activation import spans
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
-from dflashc.targets.gpu.requests import request
 from dflashc.targets.gpu.traits import Traits
-from dflashc.targets.requests import KernelRequest
+from dflashc.targets.requests import KernelRequest, request
 
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
 

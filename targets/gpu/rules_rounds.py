@@ -21,10 +21,10 @@ from dflashc.targets.gpu.kernels import (
     sampler,
     selector,
 )
-from dflashc.targets.gpu.requests import look_up, request, rows_of_pass, split_offset
+from dflashc.targets.gpu.requests import look_up, rows_of_pass, split_offset
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.injection import layers_by_buffer
-from dflashc.targets.requests import KernelRequest
+from dflashc.targets.requests import KernelRequest, request
 
 
 def round_rules(traits: Traits) -> dict[str, Rule]:

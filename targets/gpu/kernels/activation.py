@@ -14,14 +14,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, i32, load, store
-from dflashc.targets.gpu.kernels.quantised_rows import GROUP, emit_group, form_arguments
+from dflashc.targets.gpu.kernels.quantised_rows import GROUP, PITCH, emit_group, form_arguments
 from dflashc.targets.gpu.traits import Traits
 
 THREADS = 256
 SPAN = 1024
 """Columns of a workgroup of the kernels that compute each column on its own."""
-
-_PITCH = GROUP + 1  # floats from one staged group to the next, so that threads reading groups meet different banks
 
 
 def spans(columns: int) -> int:
@@ -39,7 +37,7 @@ class Staging:
     @staticmethod
     def declare(k: KernelBuilder, forms: Sequence[str], span: int = SPAN) -> Staging:
         quantised = any(form != "f32" for form in forms)
-        return Staging(k.shared(span // GROUP * _PITCH, "float32") if quantised else None, span)
+        return Staging(k.shared(span // GROUP * PITCH, "float32") if quantised else None, span)
 
     def store_row(self, thread: Expr, first: Expr, columns: Expr, element: Expr, value: Callable[[Expr], Expr],
                   forms: Sequence[str], outputs: Sequence[Sequence[Expr]]) -> None:
@@ -64,13 +62,13 @@ class Staging:
                 for buffer in plain:
                     store(buffer, element + column, result)
                 if quantised:
-                    store(self.values, offset + tirx.truncdiv(offset, i32(GROUP)) * (_PITCH - GROUP), result)
+                    store(self.values, offset + tirx.truncdiv(offset, i32(GROUP)) * (PITCH - GROUP), result)
         if not quantised:
             return
         barrier()
         with T.If(tirx.all(thread < self.span // GROUP, first + thread * GROUP < columns)), T.Then():
             for buffers in quantised:
-                emit_group(self.values, bind(thread * _PITCH), buffers,
+                emit_group(self.values, bind(thread * PITCH), buffers,
                            bind(tirx.truncdiv(element + first, i32(GROUP)) + thread))
         barrier()
 

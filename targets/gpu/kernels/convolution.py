@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, f32, fma, i32, load, local, store
 from dflashc.targets.gpu.kernels.activation import THREADS, Staging
 from dflashc.targets.gpu.kernels.norm import SPAN, emit_norm
-from dflashc.targets.gpu.kernels.quantised_rows import GROUP, emit_group, form_arguments
+from dflashc.targets.gpu.kernels.quantised_rows import GROUP, PITCH, emit_group, form_arguments
 from dflashc.targets.gpu.kernels.reduction import SCRATCH
 from dflashc.targets.gpu.kernels.row_groups import ROWS, Products, activation_arguments, emit_products_of
 from dflashc.targets.gpu.traits import Traits
@@ -25,7 +25,6 @@ from dflashc.targets.packing import PACKED_FORMATS
 MOST_PASSES = 8
 _CHUNK = 128
 """Channels that are staged at once."""
-_PITCH = GROUP + 1  # floats from one staged group to the next, so that threads reading groups meet different banks
 
 
 @dataclass(frozen=True)
@@ -163,13 +162,13 @@ def _convolve(convolution: _Convolution, weights: _OwnWeights, thread: Expr, row
                 if form == "f32":
                     store(results[0], row * columns + first + channel, value)
                 else:
-                    store(staged, entry + tirx.truncdiv(entry, i32(GROUP)) * (_PITCH - GROUP), value)
+                    store(staged, entry + tirx.truncdiv(entry, i32(GROUP)) * (PITCH - GROUP), value)
         if form != "f32":
             barrier()
             row = bind(tirx.truncdiv(thread, i32(_CHUNK // GROUP)))
             channel = bind(chunk * _CHUNK + tirx.truncmod(thread, i32(_CHUNK // GROUP)) * GROUP)
             with T.If(tirx.all(row < rows, channel < channels, first + channel < columns)), T.Then():
-                emit_group(staged, bind(thread * _PITCH), results,
+                emit_group(staged, bind(thread * PITCH), results,
                            bind(tirx.truncdiv(row * columns + first + channel, i32(GROUP))))
             barrier()
 

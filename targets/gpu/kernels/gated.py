@@ -6,6 +6,7 @@ Knows the formats only through `row_groups`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -68,7 +69,7 @@ def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, f
     return k.kernel
 
 
-def _each(products: Products, thread: Expr, body) -> None:
+def _each(products: Products, thread: Expr, body: Callable[[Expr], None]) -> None:
     """`body` for every entry, shared out among the threads."""
     for turn in range(math.ceil(products.entries() / products.threads)):
         entry = bind(thread + turn * products.threads)

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from dflashc.targets.gpu.builder import Expr, bind, f32, i32, load, reinterpret, select, store
+from dflashc.targets.gpu.kernels.reduction import add, tree
 
 GROUP = 32
 """Elements that share a scale."""
+PITCH = GROUP + 1
+"""Floats from one group in shared memory to the next, so that threads reading groups meet different banks."""
 
 _TINY = 1e-36  # below it 127 / max|x| would overflow; such a group is stored as zeros
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, half to even
@@ -30,7 +33,7 @@ def emit_group(source: Expr, first: Expr, buffers: Sequence[Expr], group: Expr) 
     """One thread stores the 32 floats of `source` from `first` on as group `group` (counted over the whole matrix)."""
     codes, scale, sums = buffers
     values = [bind(load(source, first + j)) for j in range(GROUP)]
-    largest = _tree([bind(tirx.abs(v)) for v in values], tirx.max)
+    largest = tree([bind(tirx.abs(v)) for v in values], tirx.max)
     normal = bind(largest > f32(_TINY))
     store(scale, group, select(normal, largest / f32(127), f32(0)))
     inverse = bind(select(normal, f32(127) / largest, f32(0)))
@@ -39,16 +42,9 @@ def emit_group(source: Expr, first: Expr, buffers: Sequence[Expr], group: Expr) 
         parts = [tirx.shift_left(rounded[word * 4 + j] & i32(0xFF), i32(8 * j)) for j in range(4)]
         store(codes, group * (GROUP // 4) + word, parts[0] | parts[1] | parts[2] | parts[3])
     for half in range(2):
-        store(sums, group * 2 + half, _tree(rounded[half * 16 : half * 16 + 16], lambda a, b: a + b))
+        store(sums, group * 2 + half, tree(rounded[half * 16 : half * 16 + 16], add))
 
 
 def _round(x: Expr) -> Expr:
     """Half to even, |x| < 2^22, int32."""
     return bind(reinterpret("int32", bind(x + f32(_ROUND))) - i32(0x4B400000))
-
-
-def _tree(values: Sequence[Expr], combine) -> Expr:
-    level = list(values)
-    while len(level) > 1:
-        level = [bind(combine(level[i], level[i + 1])) for i in range(0, len(level), 2)]
-    return level[0]

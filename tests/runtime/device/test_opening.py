@@ -72,8 +72,8 @@ def test_options_of_the_other_kind_of_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"groups": 15}, "launch 'scale' needs 16 workgroups, GPU has 15"),
-    ({"threads": (63, 64, 64)}, "kernel scale needs workgroups along x of 64, GPU has 63"),
-    ({"threads_in_all": 63}, "kernel scale needs workgroups of 64, GPU has 63"),
+    ({"threads": (63, 64, 64)}, "kernel scale needs a workgroup's threads along x of 64, GPU has 63"),
+    ({"threads_in_all": 63}, "kernel scale needs threads in a workgroup of 64, GPU has 63"),
     ({"buffers": 1}, "kernel scale needs a number of buffers of 2, GPU has 1"),
 ])
 def test_kernels_beyond_the_limits(tmp_path: Path, change: dict[str, object], message: str) -> None:
