@@ -83,6 +83,10 @@ class Units:
     addend: int = 0
     divisor: int = 0
 
+    def at(self, length: int) -> int:
+        """Units with `length` tokens committed."""
+        return self.multiple * -(-(length + self.addend) // self.divisor) if self.divisor else self.multiple
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -24,11 +24,14 @@ from dflashc.runtime.manifest import Requirements
 from dflashc.runtime.plan import Launch, Operand
 from dflashc.runtime.processors import processor_name
 
-ABI = 2
+ABI = 3
 """Layout of the launch table, as `dflash_abi` of the library tells it."""
 
-_HEADER, _RECORD, _TICKS, _GROUP = 64, 128, 80, 88  # bytes; see executor.ll
-_POOL_WORKERS, _POOL_STOP, _POOL_INSIDE = 72, 88, 128
+_LINE = 64  # bytes of the table's header, of a launch in it; see executor.ll
+_POOL_THREADS, _POOL_STOP, _POOL_WORDS, _INSIDE = 64, 72, 192, 128
+_WORDS = 192  # bytes per thread
+_BARRIER = 6  # word of a launch
+_MOST_UNITS = 1 << 20  # of a launch: what a claim counts to
 
 
 class HostMemory:
@@ -54,31 +57,19 @@ class HostMemory:
 
 
 class CpuReplay:
-    """A launch table bound to addresses, in two copies that take turns (see executor.ll, `inside`)."""
+    """A launch table bound to addresses."""
 
-    def __init__(self, device: CpuDevice, records: np.ndarray, keep: list[object]) -> None:
+    def __init__(self, device: CpuDevice, table: np.ndarray, ticks: np.ndarray, keep: list[object]) -> None:
         self._device = device
-        self._tables = [records, _aligned(records.size)]
-        self._tables[1][:] = records
+        self._table = table
+        self._ticks = ticks
         self._keep = keep
-        for table in self._tables:
-            self._bind_groups(table)
-        self._turn = 0
         # A late worker may still walk the table of a run that is long done.
-        weakref.finalize(self, device.retire, self._tables)
-
-    @staticmethod
-    def _bind_groups(table: np.ndarray) -> None:
-        """Turn the index of each record's group end into that record's address."""
-        words = table.view(np.int64)
-        base = table.ctypes.data + _HEADER
-        groups = words[_HEADER // 8 :].reshape(-1, _RECORD // 8)[:, _GROUP // 8]
-        groups[:] = base + groups * _RECORD
+        weakref.finalize(self, device.retire, table)
 
     def run(self) -> None:
         """One run; returns when all launches are done."""
-        self._turn ^= 1
-        self._device.run_table(self._tables[self._turn].ctypes.data)
+        self._device.run_table(self._table.ctypes.data)
 
     def seconds(self) -> np.ndarray:
         """See `base.Replay.seconds`. The counter's rate is not told by the hardware; a run's launches fill the run."""
@@ -90,8 +81,7 @@ class CpuReplay:
 
     def ticks(self) -> np.ndarray:
         """Time stamp counter ticks that the calling thread spent in each launch, over all runs: int64 (launches,)."""
-        columns = (t.view(np.int64)[_HEADER // 8 :].reshape(-1, _RECORD // 8)[:, _TICKS // 8] for t in self._tables)
-        return np.sum(list(columns), axis=0)
+        return self._ticks.copy()
 
 
 class CpuDevice:
@@ -126,13 +116,13 @@ class CpuDevice:
         self._addresses: dict[str, int] = {}  # of kernels
         self._run = self._library.dflash_run
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_void_p], None
-        self._pool = HostMemory.allocate(_POOL_INSIDE + 64 * threads)
-        self._pool.array.view(np.int64)[_POOL_WORKERS // 8] = threads - 1
-        self._empty = _aligned(_HEADER)
+        self._pool = HostMemory.allocate(_POOL_WORDS + _WORDS * threads)
+        self._pool.array.view(np.int64)[_POOL_THREADS // 8] = threads
+        self._empty = _aligned(_LINE)
         self._empty_state = np.zeros(1, np.int64)
         self._empty.view(np.int64)[1] = self._empty_state.ctypes.data
         self._workers = [threading.Thread(target=self._work, args=(i,), daemon=True, name=f"dflash-{i}")
-                         for i in range(threads - 1)]
+                         for i in range(1, threads)]
         for worker in self._workers:
             worker.start()
 
@@ -142,8 +132,8 @@ class CpuDevice:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _work(self, worker: int) -> None:
-        self._library.dflash_work(ctypes.c_void_p(self._pool.address), ctypes.c_int64(worker))
+    def _work(self, thread: int) -> None:
+        self._library.dflash_work(ctypes.c_void_p(self._pool.address), ctypes.c_int64(thread))
 
     def run_table(self, address: int) -> None:
         self.synchronisations += 1
@@ -183,30 +173,30 @@ class CpuDevice:
         context : int
             Context capacity in tokens, the value of "context" operands.
         """
-        records = _aligned(_HEADER + _RECORD * len(launches))
-        header = records[:_HEADER].view(np.int64)
-        header[0], header[1] = len(launches), memories["state"].address
-        words = records[_HEADER:].view(np.int64).reshape(-1, _RECORD // 8)
+        table, ticks = _aligned(_LINE * (1 + len(launches))), np.zeros(len(launches), np.int64)
+        words = table.view(np.int64).reshape(-1, _LINE // 8)
+        words[0, :3] = len(launches), memories["state"].address, ticks.ctypes.data
         # A new width waits for this: arrays are filled whole, not by elements.
         arguments = np.array([_operand_word(o, memories, context) for x in launches for o in x.operands], np.int64)
-        first, heads, ends, end = arguments.ctypes.data, [], [], len(launches) - 1
+        first, bound = arguments.ctypes.data, []
         for launch in launches:
             units = launch.units
-            heads.append((self._address(launch.kernel), first, units.multiple, units.addend, units.divisor,
+            if units.at(context) >= _MOST_UNITS:
+                raise ArtefactError(f"{launch.operation} has {units.at(context):,} units at {context:,} tokens, fewer "
+                                    f"than {_MOST_UNITS:,} can run: use a smaller --ctx")
+            bound.append((self._address(launch.kernel), first, units.multiple, units.addend, units.divisor,
                           self._grain(launch)))
             first += 8 * len(launch.operands)
-        for index in reversed(range(len(launches))):
-            end = index if launches[index].barrier else end
-            ends.append(end)
         if launches:
-            words[:, :6], words[:, _GROUP // 8] = heads, ends[::-1]
-        return CpuReplay(self, records, [arguments, dict(memories)])
+            words[1:, :_BARRIER] = bound
+            words[1:, _BARRIER] = [x.barrier for x in launches[:-1]] + [True]  # a run ends when all units are done
+        return CpuReplay(self, table, ticks, [arguments, dict(memories)])
 
     def _grain(self, launch: Launch) -> int:
-        """Units a thread claims at a time: as planned, but so that every thread gets some of them."""
+        """Units a thread claims at a time: as planned, but at most half of its share, so that others can help."""
         if launch.units.divisor:
             return launch.grain
-        return max(1, min(launch.grain, launch.units.multiple // (4 * self.threads)))
+        return max(1, min(launch.grain, -(-launch.units.multiple // (2 * self.threads))))
 
     def _address(self, kernel: str) -> int:
         if kernel not in self._addresses:
@@ -216,14 +206,13 @@ class CpuDevice:
                 raise ArtefactError(f"the artefact's library lacks kernel {kernel}: build again") from error
         return self._addresses[kernel]
 
-    def retire(self, tables: Sequence[np.ndarray]) -> None:
-        """Return when no worker is in one of `tables`, nor will enter it: their memory may go."""
+    def retire(self, table: np.ndarray) -> None:
+        """Return when no worker is in `table`, nor will enter it: its memory may go."""
         if not self._workers:
             return
         self._run(self._pool.address, self._empty.ctypes.data)
-        inside = self._pool.array.view(np.int64)[_POOL_INSIDE // 8 :: 8]
-        addresses = [table.ctypes.data for table in tables]
-        while np.isin(inside, addresses).any():
+        inside = self._pool.array[_POOL_WORDS:].view(np.int64)[_INSIDE // 8 :: _WORDS // 8]
+        while (inside == table.ctypes.data).any():
             time.sleep(0)
 
     def close(self) -> None:
@@ -263,7 +252,7 @@ def _operand_word(operand: Operand, memories: Mapping[str, HostMemory], context:
 
 
 def _aligned(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that start at a multiple of 128, so that each record owns its cache lines."""
-    raw = np.zeros(nbytes + 127, np.uint8)
-    start = -raw.ctypes.data % 128
+    """Zeroed bytes that start at a multiple of 64, so that each launch is one cache line."""
+    raw = np.zeros(nbytes + _LINE - 1, np.uint8)
+    start = -raw.ctypes.data % _LINE
     return raw[start : start + nbytes]

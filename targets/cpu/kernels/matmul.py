@@ -1,8 +1,7 @@
 """Matmuls of packed weights whose results are stored as float32.
 
-A unit is one row group, so a thread streams through the weights in the order in which they lie. Each unit prefetches
-the next: threads should claim 16 or more at a time, since the first unit of a claim waits for memory. Knows the formats
-only through `row_groups`.
+A unit is one row group, so a thread streams through its share of the weights in the order in which they lie. Each unit
+prefetches the next. Knows the formats only through `row_groups`.
 """
 
 from __future__ import annotations
