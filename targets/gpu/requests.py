@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dflashc.passes.operators import Expr
+from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import ProgramContext
 from dflashc.targets.gpu.kernels import look_up as look_up_kernels
+from dflashc.targets.gpu.kernels.kv_cache import HEAD_MULTIPLES
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
 from dflashc.targets.packing import ALIGNMENT
 from dflashc.targets.requests import request
+
+
+def check_heads(of: str, size: int, kv: str, most: int) -> None:
+    """Raise `BuildError` unless heads of `size` elements, `most` at most, can be kept in caches of type `kv`."""
+    multiple = HEAD_MULTIPLES[kv]
+    if size % multiple or size > most:
+        raise BuildError(f"{of} heads of {size} elements found; K/V type {kv} on GPU targets needs a multiple of "
+                         f"{multiple} up to {most}" + (": use f16" if kv != "f16" and size % 16 == 0 else ""))
 
 
 def rows_of_pass(rows: int) -> int:

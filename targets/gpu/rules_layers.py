@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
-from dflashc.runtime.errors import BuildError
 from dflashc.runtime.plan import Buffer, Operand, Units
 from dflashc.targets.context import ProgramContext, Rule, flatten
 from dflashc.targets.gpu.kernels import activation, attention, attention_merge, elementwise, embedding, norm, rope
 from dflashc.targets.gpu.kernels.activation import spans
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
+from dflashc.targets.gpu.requests import check_heads
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.requests import KernelRequest, request
 
@@ -106,8 +106,8 @@ def _attention_block(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -
     """
     qkv, norms, sinks, table, keys, values, state, *scalars = op.operands(call)
     query_heads, kv_heads, size, pairing, window, scale, mask, epsilon, form = (op.scalar(s) for s in scalars)
-    if not attention.head_size_fits(size):
-        raise BuildError(f"attention heads of {size} elements found; GPU targets need a multiple of 16 up to 256")
+    kv = c.cache(keys).type
+    check_heads("attention", size, kv, attention.MOST_SIZE)
     normed, group = len(norms) > 0, query_heads // kv_heads
     label = keys.name.removesuffix(".k").replace("cache.", "blk.")
     outputs = flatten(c.result(var))
@@ -119,7 +119,7 @@ def _attention_block(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -
 
     def attend(stored: int, first_row: int, attended: int) -> None:
         chunks = attention.query_chunks(attended, group) if attended else attention.store_chunks(stored)
-        c.launch(request(attention.attention, size, pairing, normed),
+        c.launch(request(attention.attention, size, pairing, normed, kv),
                  f"{label} {'attention' if attended else 'cache write'}",
                  Units(kv_heads * traits.attention_slots * chunks),
                  [c.operand(state), c.operand(qkv), c.operand(table), *(c.operand(w) for w in norms), c.operand(keys),

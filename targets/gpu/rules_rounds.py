@@ -21,7 +21,7 @@ from dflashc.targets.gpu.kernels import (
     sampler,
     selector,
 )
-from dflashc.targets.gpu.requests import look_up, rows_of_pass, split_offset
+from dflashc.targets.gpu.requests import check_heads, look_up, rows_of_pass, split_offset
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.injection import layers_by_buffer
 from dflashc.targets.requests import KernelRequest, request
@@ -40,20 +40,18 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
     xs, weights, biases, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
     inputs = dict(zip(op.scalar(forms).split(","), xs, strict=True))
     heads, head_size = op.scalar(kv_heads), op.scalar(size)
-    if head_size % 16 or head_size > kv_injection.MOST_SIZE:
-        raise BuildError(f"drafter heads of {head_size} elements found; GPU targets need a multiple of 16 up to "
-                         f"{kv_injection.MOST_SIZE}")
     rows = rows_of_pass(c.rows)
     launches = [(run, first, numbers) for run in layers_by_buffer(c, weights, biases, norms, caches)
                 for first, numbers in _launches_of_matrices([c.weight(w) for w in run.weights])]
     for index, (run, first, numbers) in enumerate(launches):
+        check_heads("drafter", head_size, run.cache.type, kv_injection.MOST_SIZE)
         bias, epilogue = ([c.operand(run.biases[0])], "store_bias") if run.biases else ([], "store")
         matrices = [c.weight(run.weights[n]) for n in numbers]
         c.keep_adjacent([w.name for w in matrices])
         consecutive = numbers == list(range(first, first + len(numbers)))
         members = 0 if consecutive else sum(1 << n - first for n in numbers)
         c.launch(request(kv_injection.kv_injection, matrices[0].format, rows, head_size, op.scalar(pairing),
-                         epilogue),
+                         epilogue, run.cache.type),
                  "KV injection", Units(c.rows // rows * len(matrices) * heads),
                  [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
                   c.operand(run.norms[0]), c.operand(state), c.operand(table), *map(c.operand, run.caches[:2]),

@@ -38,7 +38,7 @@ class GpuTarget(ABC):
 
     @property
     def kv_types(self) -> tuple[str, ...]:
-        return ("f16",)
+        return ("f16", "q8_0")
 
     @abstractmethod
     def missing(self) -> list[str]:

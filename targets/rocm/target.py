@@ -18,7 +18,8 @@ from dflashc.targets.parallel import processors, run_parallel
 from dflashc.targets.requests import KernelRequest, batches, distinct
 from dflashc.targets.rocm import toolchain
 from dflashc.targets.rocm.architectures import ARCHITECTURES
-from dflashc.targets.rocm.ir import kernel_ir
+from dflashc.targets.rocm.code_object import read_code_object
+from dflashc.targets.rocm.ir import eased, kernel_ir
 
 PREFIX = "rocm-"
 
@@ -38,7 +39,12 @@ class RocmTarget(GpuTarget):
         jobs = [(self.traits, batch) for batch in batches(distinct(requests), workers)]
         results = run_parallel(write_ir, jobs, workers, lambda written: progress(len(written)))
         kernels, texts = zip(*(k for written in results for k in written), strict=True)
-        write_module(folder, "hsaco", kernels, toolchain.compile_modules(self.traits.arch, texts))
+        code = toolchain.compile_modules(self.traits.arch, texts)
+        spilled = {k.name for k in read_code_object(code).kernels.values() if k.spills}
+        if spilled:
+            texts = tuple(eased(t) if k.symbol in spilled else t for k, t in zip(kernels, texts, strict=True))
+            code = toolchain.compile_modules(self.traits.arch, texts)
+        write_module(folder, "hsaco", kernels, code)
         return self.requirements()
 
 

@@ -56,7 +56,7 @@ def overwrite(session: Session, buffer: str, positions: slice, generator: np.ran
     kv, which, size, lanes = _layout(session, buffer)
     slots = slots_of(session, buffer).copy()
     numbers = generator.standard_normal((*slots[:, positions].shape[:2], size), np.float32)
-    slots[:, positions] = encode(numbers, kv, which)
+    slots[:, positions] = encode(numbers, kv, which, lanes)
     write(session, buffer, in_memory(slots, kv, which, size, lanes))
 
 

@@ -89,6 +89,25 @@ def test_a_round_is_one_wait_and_a_few_bytes(session: Session) -> None:
     assert 0 < counted.downloaded <= 256
 
 
+def test_the_first_version_with_caches_in_q8_0(pycode_model: Path, tmp_path: Path) -> None:
+    """As on a CPU with the same caches, which round queries and keys alike; and drafts are worth as much."""
+    drafter = pycode_model.with_name("pycode-3m-dflash-q8_0.gguf")
+    texts = {}
+    for target in ("vulkan", "cpu"):
+        output = tmp_path / f"{target}.dflash"
+        build(BuildOptions(pycode_model, target, output, drafter, context=CONTEXT, kv_type="q8_0",
+                           drafter_kv_type="q8_0"))
+        artefact = load_artefact(output)
+        with closing(open_device(artefact)) as opened:
+            session = Session(artefact, opened, CONTEXT)
+            texts[target] = afresh(session, PROMPT, 24, 0)
+            for width in (1, 7, 15):
+                assert afresh(session, PROMPT, 24, width) == texts[target], (target, width)
+                texts[target, width] = session.statistics.accepted
+    assert texts["vulkan"] == texts["cpu"]
+    assert [texts["vulkan", w] for w in (1, 7, 15)] == [texts["cpu", w] for w in (1, 7, 15)]
+
+
 def test_verify_compares_widths_and_cuts(artefact: Artefact, device: Device[Any]) -> None:
     verify_hashes(artefact)
     assert selftest.run(artefact, device) == "3 prompts continued alike at every width and cut (none was recorded)"

@@ -1,4 +1,4 @@
-"""Attention over float16 K/V caches: one kernel that stores K and V and attends slot by slot, and one that merges.
+"""Attention over K/V caches: one kernel that stores K and V and attends slot by slot, and one that merges.
 
 The context is cut into parts of 256 keys, which a fixed number P of slots share (`attention_reach`). A workgroup takes
 8 queries of a KV head and one slot: it adds up the slot's parts in the order of their positions, and the merge adds up
@@ -7,7 +7,7 @@ Knows nothing of models or plans.
 
 Row i of a program has position n + i, n = state[0]. Matrix qkv has a row per token with columns q (query_heads * D) |
 k (kv_heads * D) | v (kv_heads * D). query_heads = G * kv_heads; query head h * G + g reads KV head h. See `Reach` for
-`window` and `block`. `capacity` is that of the caches in tokens, see `cache_layout`: at least n + rows or, with a
+`window` and `block`. `capacity` is that of the caches in tokens, see `kv_type`: at least n + rows or, with a
 window, what keeps the window of row 0 until the last row is stored, window - 1 + rows.
 """
 
@@ -31,21 +31,17 @@ from dflashc.targets.gpu.builder import (
     load,
     select,
     state_word,
-    store,
 )
 from dflashc.targets.gpu.kernels.attention_head import LANES, VECTORS, HeadNorm, HeadVector, Rotation, head_vector
-from dflashc.targets.gpu.kernels.attention_part import QUERIES, THREADS, Keys, Softmax
+from dflashc.targets.gpu.kernels.attention_part import THREADS, Keys, Softmax
 from dflashc.targets.gpu.kernels.attention_reach import PART, Reach
-from dflashc.targets.gpu.kernels.cache_layout import key_word, pack, slot, value_word
 from dflashc.targets.gpu.kernels.elementary import LOG2_E
+from dflashc.targets.gpu.kernels.kv_cache import kv_type
+from dflashc.targets.gpu.kernels.kv_type import QUERIES, KvType, Place
 from dflashc.targets.gpu.traits import Traits
 
-_MOST_SIZE = 256
-
-
-def head_size_fits(size: int) -> bool:
-    """Whether there is attention for heads of `size` elements."""
-    return size % LANES == 0 and size <= _MOST_SIZE
+MOST_SIZE = 256
+"""The largest head."""
 
 
 def query_chunks(rows: int, group: int) -> int:
@@ -62,7 +58,7 @@ def store_chunks(rows: int) -> int:
 class _Program:
     """What all parts of the kernel know: matrix qkv, the caches, and how heads get from one to the other."""
 
-    traits: Traits
+    kv: KvType
     size: int
     qkv: Expr
     keys: Expr
@@ -87,25 +83,20 @@ class _Program:
         column = bind(self.group * self.kv_heads + head)
         key = self.vector(row, column, norm, f32(1))
         value = bind(row * self.columns() + (column + self.kv_heads) * self.size)
-        lane, at = bind(tirx.truncmod(self.thread, i32(LANES))), slot(position, self.capacity)
-        with T.If(wanted), T.Then(), T.serial(i32(0), i32(math.ceil(self.size / 2 / LANES))) as turn:
-            pair = bind(turn * LANES + lane)
-            with T.If(pair < self.size // 2), T.Then():
-                d = bind(pair * 2)
-                store(self.keys, key_word(self.size, self.capacity, head, at, pair),
-                      pack(key.element(d), key.element(bind(d + 1))))
-                store(self.values, value_word(self.size, self.capacity, head, at, pair),
-                      pack(load(self.qkv, value + d), load(self.qkv, value + d + 1)))
+        place = Place.of(head, position, self.capacity)
+        self.kv.store_key(self.keys, place, key.element, self.thread, wanted, self.scratch)
+        self.kv.store_value(self.values, place, lambda d: bind(load(self.qkv, value + d)), self.thread, wanted,
+                            self.scratch)
 
 
-def attention(traits: Traits, size: int, pairing: str, head_norm: bool) -> Kernel:
+def attention(traits: Traits, size: int, pairing: str, head_norm: bool, kv: str) -> Kernel:
     """Store K and V of rows in the caches, and attend: results of every slot for `attention_merge`.
 
     Workgroup = KV head, slot and chunk, the chunk varying fastest: kv_heads * P * chunks. Two kinds of launches:
      - attended > 0: rows first_row … first_row + attended - 1 attend, chunks = `query_chunks`. Each workgroup first
        stores those of the rows 0 … stored - 1 (16 at most) that its slot will read: several may store the same.
      - attended = 0: rows 0 … stored - 1 are stored, chunks = `store_chunks`.
-    Compiled for size = D, pairing and head_norm.
+    Compiled for size = D, pairing, head_norm and the caches' type.
 
     Arguments
     ---------
@@ -121,7 +112,7 @@ def attention(traits: Traits, size: int, pairing: str, head_norm: bool) -> Kerne
     scale : f32, factor of the scores
     epsilon : f32, of the head norms; only with head_norm
     """
-    k = KernelBuilder("_".join(["attention", str(size), pairing, "norm" if head_norm else "plain"]), traits)
+    k = KernelBuilder("_".join(["attention", str(size), pairing, "norm" if head_norm else "plain", kv]), traits)
     scalars = ("rows", "stored", "first_row", "attended", "chunks", "group", "kv_heads", "capacity", "window", "block",
                "pairs")
     arguments = [("state", "int32"), ("qkv", "float32"), ("table", "float32"),
@@ -139,8 +130,9 @@ def attention(traits: Traits, size: int, pairing: str, head_norm: bool) -> Kerne
             position = state_word(a["state"], 0)
             reach = Reach(position, a["rows"], a["window"], a["block"], traits.attention_slots)
             scratch = k.shared(THREADS, "float32")
-            softmax = Softmax(k, size, thread)
-            program = _Program(traits, size, a["qkv"], a["keys"], a["values"], a["kv_heads"], a["group"],
+            storage = kv_type(kv, traits, size)
+            softmax = Softmax(k, size, storage, thread)
+            program = _Program(storage, size, a["qkv"], a["keys"], a["values"], a["kv_heads"], a["group"],
                                a["capacity"], Rotation(pairing, a["table"], a["rows"], a["pairs"]), scratch, thread)
             _emit_store(program, reach, head, own_slot,
                         bind(select(a["attended"] > i32(0), i32(0), chunk * VECTORS)), a["stored"], k_norm)
@@ -164,7 +156,7 @@ def _emit_store(program: _Program, reach: Reach, head: Expr, own_slot: Expr, fir
 def _emit_attend(program: _Program, softmax: Softmax, reach: Reach, head: Expr, own_slot: Expr, chunk: Expr,
                  a: dict[str, Expr], norm: HeadNorm | None) -> None:
     """The 8 queries of a chunk over the parts of a slot."""
-    size, group, thread = program.size, program.group, program.thread
+    group = program.group
     queries = bind(a["attended"] * group)
     first_query = bind(chunk * QUERIES)
     first_row = bind(a["first_row"] + tirx.truncdiv(first_query, group))
@@ -190,10 +182,8 @@ def _emit_attend(program: _Program, softmax: Softmax, reach: Reach, head: Expr, 
         softmax.reset()
         with T.serial(i32(0), turns) as turn:
             start = bind((first_part + turn * reach.slots) * PART)
-            in_cache = slot(start, program.capacity)
             part = Keys(bind(tirx.max(begin - start, i32(0))), bind(tirx.min(end - start, i32(PART))),
-                        bind(key_word(size, program.capacity, head, bind(in_cache + thread), 0)),
-                        bind(value_word(size, program.capacity, head, in_cache, 0)))
+                        Place.of(head, start, program.capacity))
             softmax.add_part(program.keys, program.values, part, bind(first - start), bind(last - start))
 
         def place(query: Expr) -> Expr:
@@ -206,12 +196,12 @@ def _emit_attend(program: _Program, softmax: Softmax, reach: Reach, head: Expr, 
 
 def _emit_queries(program: _Program, softmax: Softmax, split: Callable[[Expr], tuple[Expr, Expr, Expr]],
                   norm: HeadNorm | None, scale: Expr) -> None:
-    """The queries of a chunk into shared memory, zeros where there is none. Ends with a barrier."""
+    """The queries of a chunk as the keys want them, zeros where there is none."""
     lane = bind(tirx.truncmod(program.thread, i32(LANES)))
     query = bind(tirx.truncdiv(program.thread, i32(LANES)))
     exists, row, head = split(query)
     vector = program.vector(row, head, norm, scale)
     with T.If(query < QUERIES), T.Then(), T.serial(i32(0), i32(program.size // LANES)) as turn:
         d = bind(turn * LANES + lane)
-        store(softmax.queries, d * QUERIES + query, select(exists, vector.element(d), f32(0)))
-    barrier()
+        program.kv.keep_query(query, d, select(exists, vector.element(d), f32(0)))
+    program.kv.take_queries(program.thread)

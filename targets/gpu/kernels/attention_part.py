@@ -3,7 +3,7 @@ the values.
 
 Every query is computed in an order that depends on nothing but the positions of its own keys: a part that a query does
 not see leaves what is known of it as it was, to the last bit. Scores are in units of ln 2, so that 2^x serves as the
-exponential. Knows nothing of where queries come from, nor of which keys they see.
+exponential. Knows nothing of where queries come from, which keys they see, nor of how keys and values are stored.
 """
 
 from __future__ import annotations
@@ -28,53 +28,36 @@ from dflashc.targets.gpu.builder import (
     store,
 )
 from dflashc.targets.gpu.kernels.attention_reach import PART
-from dflashc.targets.gpu.kernels.cache_layout import KEYS, unpack
 from dflashc.targets.gpu.kernels.elementary import exp2
+from dflashc.targets.gpu.kernels.kv_type import QUERIES, KvType, Place
 from dflashc.targets.gpu.kernels.reduction import add, tree
-from dflashc.targets.gpu.traits import Traits
 
 THREADS = 256
-QUERIES = 8
-"""Queries of a workgroup."""
 
 LOWEST = -3.0e38  # a maximum below any score; finite, so that differences are numbers
 _LANES = THREADS // QUERIES  # threads that share the keys of a query in the softmax
-_WORDS = 8  # words of a key whose loads are in flight at the same time
-_VALUES = 4  # the same for values
+_VALUES = 4  # values whose loads are in flight at the same time
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a part that any of the queries sees: [begin, end) counted from the part's start, and their words.
-
-    Attributes
-    ----------
-    key : int32
-        Index of the first word of key `thread`; the next words follow at a distance of `cache_layout.KEYS`.
-    value : int32
-        Index of the first word of the part's value 0; the values follow each other.
-    """
+    """The keys of a part that any of the queries sees: [begin, end) counted from the part's start, which is `place`."""
 
     begin: Expr
     end: Expr
-    key: Expr
-    value: Expr
+    place: Place
 
 
 class Softmax:
     """What a workgroup knows of its queries after some parts.
 
-    Attributes
-    ----------
-    queries : shared float32 [D][8]
-        Scaled; to be filled in by the caller.
+    The caller hands the scaled queries to `kv`, which must be that of the kernel's caches.
     """
 
-    def __init__(self, k: KernelBuilder, size: int, thread: Expr) -> None:
-        self.traits: Traits = k.traits
-        self.size, self.pairs, self.thread = size, size // 2, thread
+    def __init__(self, k: KernelBuilder, size: int, kv: KvType, thread: Expr) -> None:
+        self.size, self.pairs, self.kv, self.thread = size, size // 2, kv, thread
         self.slices = 1 << int(math.log2(THREADS // self.pairs))
-        self.queries = k.shared(size * QUERIES, "float32")
+        kv.declare_queries(k)
         self._weights = k.shared(PART * QUERIES, "float32")  # scores, then exponentials: [key][query]
         self._maxima = k.shared(THREADS, "float32")  # [lane][query]
         self._decay = k.shared(QUERIES, "float32")
@@ -95,7 +78,7 @@ class Softmax:
 
     def add_part(self, keys: Expr, values: Expr, part: Keys, first: Expr, last: Expr) -> None:
         """Take in a part. Query `self.query` sees its keys `first` to `last`, counted from its start; none if last <
-        first. Every thread of the workgroup must call it, after a barrier that follows the stores of the queries.
+        first. Every thread of the workgroup must call it, after `kv.take_queries`.
         """
         self._emit_scores(keys, part)
         barrier()
@@ -106,16 +89,7 @@ class Softmax:
 
     def _emit_scores(self, keys: Expr, part: Keys) -> None:
         with T.If(tirx.all(self.thread >= part.begin, self.thread < part.end)), T.Then():
-            for q in range(QUERIES):
-                store(self._scores, q, f32(0))
-            with T.serial(i32(0), i32(self.pairs // _WORDS)) as step:
-                words = [bind(load(keys, part.key + (step * _WORDS + i) * KEYS)) for i in range(_WORDS)]
-                for i, word in enumerate(words):
-                    for half, value in enumerate(unpack(self.traits, word)):
-                        at = bind((step * (2 * _WORDS) + (2 * i + half)) * QUERIES)
-                        for q in range(QUERIES):
-                            product = fma(load(self.queries, at + q), value, load(self._scores, q))
-                            store(self._scores, q, product)
+            self.kv.scores(keys, part.place.ahead(self.thread), self._scores)
             for q in range(QUERIES):
                 store(self._weights, self.thread * QUERIES + q, load(self._scores, q))
 
@@ -153,10 +127,10 @@ class Softmax:
                 first = bind(turn * step + self.slice)
                 own = [bind(first + i * self.slices) for i in range(_VALUES)]
                 # a key from `end` on has weight 0, but its value may be anything: read another in its place
-                words = [bind(load(values, part.value + tirx.min(key, part.end - 1) * self.pairs + self.pair))
+                words = [self.kv.load_value(values, part.place.ahead(tirx.min(key, part.end - 1)), self.pair)
                          for key in own]
                 for key, word in zip(own, words, strict=True):
-                    pair = unpack(self.traits, word)
+                    pair = self.kv.value(word, self.pair)
                     for q in range(QUERIES):
                         weight = bind(load(self._weights, key * QUERIES + q))
                         for half, value in enumerate(pair):

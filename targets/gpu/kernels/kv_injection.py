@@ -24,8 +24,9 @@ from dflashc.targets.gpu.builder import (
     state_word,
     store,
 )
-from dflashc.targets.gpu.kernels.attention_head import LANES, HeadNorm, HeadVector, Rotation, head_vector
-from dflashc.targets.gpu.kernels.cache_layout import key_word, pack, slot, value_word
+from dflashc.targets.gpu.kernels.attention_head import LANES, HeadNorm, Rotation, head_vector
+from dflashc.targets.gpu.kernels.kv_cache import kv_type
+from dflashc.targets.gpu.kernels.kv_type import Place
 from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, emit_products_of
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
@@ -37,7 +38,8 @@ MOST_MEMBERS = 31
 """Matrices among which a launch can take some: bits of `members` that leave it positive."""
 
 
-def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing: str, epilogue: str) -> Kernel:
+def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing: str, epilogue: str,
+                 kv: str) -> Kernel:
     """K = rope(rms_norm(x . Wk (+ bk))) and V = x . Wv (+ bv) into the caches of several layers.
 
     Matrices (kv_heads * D, K) are numbered layer 0's K, layer 0's V, layer 1's K, …. Those of a launch have one block
@@ -54,17 +56,20 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
         "neox" or "norm", see `Rotation`.
     epilogue : str
         "store" or "store_bias".
+    kv : str
+        Type of the caches.
 
     Notes
     -----
     Arguments: the activation's buffers, weight (the first matrix), [biases float32 (2 * layers, kv_heads * D),] k_norms
     float32 (layers, D), state block (row m has position word 0 + m), table float32 (2, total_rows, pairs), keys and
-    values as in `cache_layout`, of all layers one behind the other; then the scalars columns (K), kv_heads, matrices
+    values of that type, of all layers one behind the other; then the scalars columns (K), kv_heads, matrices
     (of the launch), first_matrix, members (bit i: matrix first_matrix + i is one of the launch; 0: they are consecutive
     ones from the first on), capacity, total_rows (of the launch), pairs, epsilon (f32).
     """
     layout = PACKED_FORMATS[format_name]
-    k = KernelBuilder(f"kv_injection_{format_name}_{rows}_d{size}_{pairing}_{epilogue}", traits)
+    k = KernelBuilder(f"kv_injection_{format_name}_{rows}_d{size}_{pairing}_{epilogue}_{kv}", traits)
+    storage = kv_type(kv, traits, size)
     inputs = activation_arguments(format_name)
     arguments = [*inputs, ("weight", "uint32"), *([("biases", "float32")] if epilogue == "store_bias" else []),
                  ("k_norms", "float32"), ("state", "int32"), ("table", "float32"), ("keys", "uint32"),
@@ -95,17 +100,16 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
             vector = bind(tirx.min(tirx.truncdiv(thread, i32(LANES)), i32(rows - 1)))
             exists = bind(tirx.truncdiv(thread, i32(LANES)) < rows)
             row, start = bind(first_row + vector), bind(vector * size)
-            target = slot(bind(state_word(state, 0) + row), capacity)
-            cache_head = bind(layer * kv_heads + head)
+            place = Place.of(bind(layer * kv_heads + head), bind(state_word(state, 0) + row), capacity)
             with T.If((number & i32(1)) == 0):
                 with T.Then():
                     norm = HeadNorm(k_norms, epsilon, bind(layer * size))
                     key = head_vector(size, products.sums, thread, outputs, start, row,
                                       Rotation(pairing, table, total_rows, pairs), norm, f32(1))
-                    with T.If(exists), T.Then():
-                        _store_key(key, thread, keys, size, capacity, cache_head, target)
-                with T.Else(), T.If(exists), T.Then():
-                    _store_value(outputs, start, thread, values, size, capacity, cache_head, target)
+                    storage.store_key(keys, place, key.element, thread, exists, products.sums)
+                with T.Else():
+                    storage.store_value(values, place, lambda d: bind(load(outputs, start + d)), thread, exists,
+                                        products.sums)
     return k.kernel
 
 
@@ -133,22 +137,3 @@ def _collect(products: Products, thread: Expr, outputs: Expr, column: Expr, size
             for bias in biases:
                 output = bind(output + load(bias, first_bias + at))
             store(outputs, tirx.truncdiv(entry, i32(ROWS)) * size + at, output)
-
-
-def _store_key(key: HeadVector, thread: Expr, keys: Expr, size: int, capacity: Expr, head: Expr, target: Expr) -> None:
-    """The thread's share of a key, two dimensions at a time."""
-    for turn in range(math.ceil(size // 2 / LANES)):
-        pair = bind(tirx.truncmod(thread, i32(LANES)) + turn * LANES)
-        with T.If(pair < size // 2), T.Then():
-            word = pack(key.element(bind(pair * 2)), key.element(bind(pair * 2 + 1)))
-            store(keys, key_word(size, capacity, head, target, pair), word)
-
-
-def _store_value(outputs: Expr, start: Expr, thread: Expr, values: Expr, size: int, capacity: Expr, head: Expr,
-                 target: Expr) -> None:
-    """The thread's share of a value, two dimensions at a time."""
-    for turn in range(math.ceil(size // 2 / LANES)):
-        pair = bind(tirx.truncmod(thread, i32(LANES)) + turn * LANES)
-        with T.If(pair < size // 2), T.Then():
-            word = pack(load(outputs, start + pair * 2), load(outputs, start + pair * 2 + 1))
-            store(values, value_word(size, capacity, head, target, pair), word)

@@ -30,8 +30,11 @@ def form_arguments(form: str, prefix: str) -> list[tuple[str, str]]:
 
 
 def emit_group(source: Expr, first: Expr, buffers: Sequence[Expr], group: Expr) -> None:
-    """One thread stores the 32 floats of `source` from `first` on as group `group` (counted over the whole matrix)."""
-    codes, scale, sums = buffers
+    """One thread stores the 32 floats of `source` from `first` on as group `group` (counted over the whole matrix).
+
+    `buffers` are codes, scale and, unless nobody needs them, sums.
+    """
+    codes, scale, *sums = buffers
     values = [bind(load(source, first + j)) for j in range(GROUP)]
     largest = tree([bind(tirx.abs(v)) for v in values], tirx.max)
     normal = bind(largest > f32(_TINY))
@@ -41,8 +44,9 @@ def emit_group(source: Expr, first: Expr, buffers: Sequence[Expr], group: Expr) 
     for word in range(GROUP // 4):
         parts = [tirx.shift_left(rounded[word * 4 + j] & i32(0xFF), i32(8 * j)) for j in range(4)]
         store(codes, group * (GROUP // 4) + word, parts[0] | parts[1] | parts[2] | parts[3])
-    for half in range(2):
-        store(sums, group * 2 + half, tree(rounded[half * 16 : half * 16 + 16], add))
+    for buffer in sums:
+        for half in range(2):
+            store(buffer, group * 2 + half, tree(rounded[half * 16 : half * 16 + 16], add))
 
 
 def _round(x: Expr) -> Expr:

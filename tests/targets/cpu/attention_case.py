@@ -17,7 +17,6 @@ from dflashc.targets.cpu.kernels.attention import (
 )
 from dflashc.targets.cpu.kernels.attention_tile import PART
 from dflashc.targets.requests import KernelRequest
-from tests.caches import BLOCK as Q8_BLOCK
 from tests.caches import by_slot, decode, encode, in_memory
 from tests.targets.attention_formula import Shape, Tokens
 from tests.targets.cpu.native import Library
@@ -63,34 +62,14 @@ class Sequence(Tokens):
         numbers = np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float32)
         kept = np.arange(max(0, self.start - self.capacity), self.start)
         numbers[:, kept % self.capacity] = old[:, kept]
-        return in_memory(encode(numbers, shape.kv, which), shape.kv, which, shape.size, self.library.traits.lanes)
+        lanes = self.library.traits.lanes
+        return in_memory(encode(numbers, shape.kv, which, lanes), shape.kv, which, shape.size, lanes)
 
     def stored(self, which: str) -> np.ndarray:
         """The K or V cache, float64 (kv_heads, capacity, D)."""
         shape, memory = self.shape, self.keys if which == "k" else self.values
-        slots = by_slot(memory, shape.kv, which, shape.size, self.library.traits.lanes)
-        return decode(slots, shape.kv, which)
-
-    def queries(self) -> np.ndarray:
-        """Beside keys in q8_0, queries are rounded to int8 codes."""
-        queries = super().queries()
-        if self.shape.kv == "f16":
-            return queries
-        blocks = queries.reshape(-1, Q8_BLOCK)
-        steps = np.abs(blocks).max(axis=-1, keepdims=True) / 127
-        return (np.rint(blocks / steps) * steps).reshape(queries.shape)
-
-    def clearly_rounded(self) -> np.ndarray:
-        """Per token and head (tokens, heads * D): whether no element of the query is near the middle of two codes, so
-        that float32 rounds as float64 does."""
-        shape = self.shape
-        if shape.kv == "f16":
-            return np.ones((self.tokens, shape.heads * shape.size), bool)
-        blocks = super().queries().reshape(-1, Q8_BLOCK)
-        codes = blocks / (np.abs(blocks).max(axis=-1, keepdims=True) / 127)
-        near = np.abs(np.abs(codes - np.rint(codes)) - 0.5) < 2e-4
-        clear = ~near.reshape(self.tokens, shape.heads, shape.size).any(axis=-1)
-        return np.repeat(clear, shape.size, axis=-1)
+        lanes = self.library.traits.lanes
+        return decode(by_slot(memory, shape.kv, which, shape.size, lanes), shape.kv, which, lanes)
 
     def expected(self) -> np.ndarray:
         """Attention output (tokens, heads * D), over the caches as the kernels have written them."""

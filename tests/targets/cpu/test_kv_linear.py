@@ -122,7 +122,7 @@ def test_by_formula(library: Library, case: Parameters) -> None:
     c.launch(None, range(MATRICES), caches)
     for matrix in range(MATRICES):
         stored, expected = c.stored(caches, matrix), c.expected(matrix)
-        values = decode(stored[:, START : START + TOKENS], c.kv, "kv"[matrix % 2])
+        values = decode(stored[:, START : START + TOKENS], c.kv, "kv"[matrix % 2], library.traits.lanes)
         np.testing.assert_allclose(values, expected, rtol=2**-10,
                                    atol={"f16": 1e-3, "q8_0": 5e-3}[c.kv] * np.abs(expected).max())
         assert (stored[:, :START] == UNTOUCHED).all()

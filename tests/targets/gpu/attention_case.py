@@ -11,9 +11,10 @@ from dflashc.targets.gpu.kernels.attention import attention, query_chunks, store
 from dflashc.targets.gpu.kernels.attention_merge import attention_merge
 from dflashc.targets.gpu.kernels.attention_reach import PART
 from dflashc.targets.gpu.traits import Traits
+from tests.caches import GPU, by_slot, decode, encode, in_memory
 from tests.targets import samples
 from tests.targets.attention_formula import Shape, Tokens
-from tests.targets.gpu.running import run_kernel
+from tests.targets.gpu.emulation import run_anywhere
 
 
 class Sequence(Tokens):
@@ -28,26 +29,26 @@ class Sequence(Tokens):
         super().__init__(shape, start, tokens, window, pairs)
         self.traits = traits
         self.capacity = capacity or -(-(start + tokens) // PART) * PART
-        keys, values = (np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float16) for _ in range(2))
+        self.packed_keys, self.packed_values = self._filled("k", self.old_keys), self._filled("v", self.old_values)
+
+    def _filled(self, which: str, old: np.ndarray) -> np.ndarray:
+        shape = self.shape
+        numbers = np.full((shape.kv_heads, self.capacity, shape.size), np.nan, np.float32)
         kept = np.arange(max(0, self.start - self.capacity), self.start)
-        keys[:, kept % self.capacity], values[:, kept % self.capacity] = (
-            self.old_keys[:, kept], self.old_values[:, kept])
-        split = (shape.kv_heads, self.capacity // 32, 32, shape.size // 2, 2)
-        self.packed_keys = np.ascontiguousarray(keys.reshape(split).swapaxes(2, 3)).view(np.uint32)
-        self.packed_values = values.view(np.uint32)
+        numbers[:, kept % self.capacity] = old[:, kept]
+        memory = in_memory(encode(numbers, shape.kv, which, GPU), shape.kv, which, shape.size, GPU)
+        return np.ascontiguousarray(memory).view(np.uint32)
 
-    def keys(self) -> np.ndarray:
-        """The K cache as float16 [kv_heads][capacity][D]."""
-        return self.packed_keys.view(np.float16).swapaxes(2, 3).reshape(self.shape.kv_heads, self.capacity, -1)
-
-    def values(self) -> np.ndarray:
-        """The V cache as float16 [kv_heads][capacity][D]."""
-        return self.packed_values.view(np.float16)
+    def stored(self, which: str) -> np.ndarray:
+        """The K or V cache, float64 (kv_heads, capacity, D)."""
+        shape, memory = self.shape, self.packed_keys if which == "k" else self.packed_values
+        slots = by_slot(memory.view(np.uint8).reshape(shape.kv_heads, -1), shape.kv, which, shape.size, GPU)
+        return decode(slots, shape.kv, which, GPU)
 
     def expected(self, block: bool = False) -> np.ndarray:
         """Attention output over the cache as the kernels have written it."""
         kept = np.arange(self.start + self.tokens)
-        keys, values = (cache[:, kept % self.capacity] for cache in (self.keys(), self.values()))
+        keys, values = (self.stored(which)[:, kept % self.capacity] for which in "kv")
         return self.attend(keys, values, block)
 
     def _attention(self, first: int, rows: int, stored: int, first_row: int, attended: int,
@@ -60,8 +61,8 @@ class Sequence(Tokens):
         partial = [np.full((slots, max(attended, 1), shape.heads, n), np.nan, np.float32) for n in (shape.size, 2)]
         chunks = query_chunks(attended, shape.group) if attended else store_chunks(stored)
         norms = [self.q_norm, self.k_norm] if shape.head_norm else []
-        kernel = attention(self.traits, shape.size, shape.pairing, shape.head_norm)
-        ran = run_kernel(kernel, [
+        kernel = attention(self.traits, shape.size, shape.pairing, shape.head_norm, shape.kv)
+        ran = run_anywhere(self.traits, kernel, [
             state, self.qkv[take], table, *norms, self.packed_keys, self.packed_values, *partial, rows, stored,
             first_row, attended, chunks, shape.group, shape.kv_heads, self.capacity, self.window, int(block),
             self.pairs, self.scale, *([self.epsilon] if shape.head_norm else [])], shape.kv_heads * slots * chunks)
@@ -72,7 +73,8 @@ class Sequence(Tokens):
                attended: int, block: bool) -> list[np.ndarray]:
         shape = self.shape
         sinks = [self.sinks] if shape.sinks else []
-        ran = run_kernel(attention_merge(self.traits, form, "sinks" if sinks else "keys"), [
+        kernel = attention_merge(self.traits, form, "sinks" if sinks else "keys")
+        ran = run_anywhere(self.traits, kernel, [
             *partial, *sinks, *outputs, rows, first_row, attended, shape.heads, shape.size, self.window, int(block)],
             attended * spans(shape.heads * shape.size))
         return ran[-len(outputs):]

@@ -22,7 +22,9 @@ import pytest
 
 from dflashc.targets.cuda.source import PRELUDE, kernel_source
 from dflashc.targets.gpu.builder import Argument, Kernel
+from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.rocm.ir import kernel_ir
+from tests.targets.gpu.running import run_kernel
 
 _FOLDER = TemporaryDirectory(prefix="dflashc-emulation-")
 
@@ -157,3 +159,11 @@ def _linked(sources: tuple[str, ...], objects: tuple[str, ...], mode: int = ctyp
     subprocess.run(["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC",
                     "-mfma", "-o", f"{name}.so", *map(str, files), *objects], check=True)
     return ctypes.CDLL(f"{name}.so", mode)
+
+
+def run_anywhere(traits: Traits, kernel: Kernel, arguments: Sequence[np.ndarray | float],
+                 groups: int) -> list[np.ndarray]:
+    """The kernel's buffers after a run: of Vulkan on a device, of CUDA and ROCm here."""
+    if traits.code == "vulkan":
+        return run_kernel(kernel, arguments, groups, traits)
+    return run_as(traits.code, kernel, arguments, groups)

@@ -1,4 +1,6 @@
-"""Every kernel of the shipped pair, for every kind of GPU: compiled, and kept in registers."""
+"""Every kernel of the shipped pair, and those of other heads and caches, for every kind of GPU: compiled, and kept in
+registers.
+"""
 
 from contextlib import closing
 from pathlib import Path
@@ -9,19 +11,26 @@ from dflashc.compiler.build import BuildOptions, lower
 from dflashc.runtime.artefact import GPU_CODE
 from dflashc.runtime.manifest import Requirements
 from dflashc.targets.cuda.cubin import read_cubin
+from dflashc.targets.gpu.kernels.attention import attention
+from dflashc.targets.gpu.kernels.kv_cache import KV_TYPES
+from dflashc.targets.gpu.kernels.kv_injection import kv_injection
 from dflashc.targets.registry import find_target
+from dflashc.targets.requests import request
 from dflashc.targets.rocm.code_object import read_code_object
 from tests.targets.gpu.building import require_toolchain
 from tests.targets.vulkan import radv
 
 pytestmark = pytest.mark.slow
 
+HEADS = [x for size in (64, 128, 256) for kv in KV_TYPES for x in (
+    request(attention, size, "neox", True, kv), request(kv_injection, "q4_k", 16, size, "neox", "store", kv))]
+
 
 def compile_pair(target: str, model: Path, folder: Path) -> Requirements:
     require_toolchain(target)
     drafter = model.with_name("pycode-3m-dflash2-q8_0.gguf")
     with closing(lower(BuildOptions(model, target, folder, drafter))) as lowered:
-        return find_target(target).compile(list(lowered.requests.values()), folder, lambda done: None)
+        return find_target(target).compile([*lowered.requests.values(), *HEADS], folder, lambda done: None)
 
 
 def test_cuda(pycode_model: Path, tmp_path: Path) -> None:

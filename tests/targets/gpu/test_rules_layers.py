@@ -63,7 +63,7 @@ def graph(mask: str, window: int, size: int = HEADS[2]) -> relax.Function:
     return builder.get()["layer"]
 
 
-def lower(function: relax.Function, rows: int) -> tuple[Any, list[Parts], dict[str, Buffer]]:
+def lower(function: relax.Function, rows: int, kv: str = "f16") -> tuple[Any, list[Parts], dict[str, Buffer]]:
     """The lowered program, where its results are, and its buffers."""
     packed = packed_format("Q8_0").format
     weights = {"embedding": PackedWeight("embedding", "q8_0", "q8_32s", VOCABULARY, HIDDEN,
@@ -76,7 +76,7 @@ def lower(function: relax.Function, rows: int) -> tuple[Any, list[Parts], dict[s
         buffers |= {n: Buffer(n, "scratch", _bytes(f, rows)) for n, f in zip(names, fields, strict=True)}
         operands = [Operand("buffer", n) for n in names]
         outputs.append(operands if len(operands) > 1 else operands[0])
-    caches = {n: Cache("f16", Operand("buffer", n), Operand("context")) for n in buffers if n.startswith("cache.")}
+    caches = {n: Cache(kv, Operand("buffer", n), Operand("context")) for n in buffers if n.startswith("cache.")}
     lowering = Lowering("test", layer_rules(TRAITS), weights, caches, buffers)
     return lowering.lower(function, "layer", rows, {}, outputs), outputs, buffers
 
@@ -152,6 +152,10 @@ def test_launches_of_attention(rows: int, launches: int) -> None:
     assert buffers["attention.values"].bytes == TRAITS.attention_slots * min(rows, 64) * heads * size * 4
 
 
-def test_head_sizes_without_a_kernel_are_refused() -> None:
-    with pytest.raises(BuildError, match="attention heads of 40 elements found; GPU targets need a multiple of 16"):
-        lower(graph("causal", 0, size=40), 1)
+@pytest.mark.parametrize(("size", "kv", "multiple"), [
+    (40, "f16", "16 up to 256"), (40, "q8_0", "64 up to 256"), (96, "q8_0", "64 up to 256: use f16"),
+    (512, "f16", "16 up to 256")])
+def test_head_sizes_without_a_kernel_are_refused(size: int, kv: str, multiple: str) -> None:
+    message = f"attention heads of {size} elements found; K/V type {kv} on GPU targets needs a multiple of {multiple}$"
+    with pytest.raises(BuildError, match=message):
+        lower(graph("causal", 0, size), 1, kv)

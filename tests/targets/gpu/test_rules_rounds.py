@@ -16,10 +16,10 @@ from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
 from dflashc.runtime.device_sampling import Word, sampling_words
 from dflashc.runtime.errors import BuildError
+from dflashc.runtime.kv_types import kv_bytes
 from dflashc.runtime.plan import Buffer, Operand
 from dflashc.runtime.sampling import SamplingParameters, sample
 from dflashc.targets.context import Cache, PackedWeight, Parts
-from dflashc.targets.gpu.kernels.cache_layout import KEYS
 from dflashc.targets.gpu.kernels.candidates import SEGMENT
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.row_groups import activation_form
@@ -27,6 +27,7 @@ from dflashc.targets.gpu.rules_layers import layer_rules
 from dflashc.targets.gpu.rules_rounds import round_rules
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import pack_rows, packed_format
+from tests.caches import GPU, by_slot, decode
 from tests.reference.relax_numpy import evaluate
 from tests.targets import samples
 from tests.targets.cpu.test_rejection import SEED, expected
@@ -212,37 +213,42 @@ def injection(layers: int, size: int = SIZE) -> relax.Function:
     return graph(shapes, body)
 
 
-@pytest.mark.parametrize(("rows", "layers", "types", "launches"), [
-    (2, 3, ["Q8_0"], 1), (64, 1, ["Q8_0"], 1), (3, 3, ["Q4_0", "F16", "F16"], 2), (1, 17, ["Q8_0"], 1),
-    (1, 17, ["Q8_0", "F16"], 4)])
-def test_injection(rows: int, layers: int, types: list[str], launches: int) -> None:
+@pytest.mark.parametrize(("rows", "layers", "types", "launches", "kv"), [
+    (2, 3, ["Q8_0"], 1, "f16"), (64, 1, ["Q8_0"], 1, "q8_0"), (3, 3, ["Q4_0", "F16", "F16"], 2, "q8_0"),
+    (1, 17, ["Q8_0"], 1, "f16"), (1, 17, ["Q8_0", "F16"], 4, "f16")])
+def test_injection(rows: int, layers: int, types: list[str], launches: int, kv: str) -> None:
     """One launch for any depth where the projections share a block format, else one per format."""
-    function, row_bytes = injection(layers), HEADS * SIZE * 2
+    size = {"f16": SIZE, "q8_0": 64}[kv]
+    function, row_bytes = injection(layers, size), HEADS * kv_bytes(kv, size)
     names = [f"{layer}.{which}" for layer in range(layers) for which in "kv"]
-    caches = {f"cache.{n}": Cache("f16", Operand("buffer", f"cache.{n[-1]}", 0, int(n[:-2]) * row_bytes),
+    caches = {f"cache.{n}": Cache(kv, Operand("buffer", f"cache.{n[-1]}", 0, int(n[:-2]) * row_bytes),
                                   Operand("context")) for n in names}
     buffers = tuple(Buffer(f"cache.{which}", "cache", 0, layers * row_bytes) for which in "kv")
     kinds = {f"w.{n}": types[i % len(types)] for i, n in enumerate(names)}
     program = Program(function, rows, kinds, caches, buffers)
-    program.inputs["frequencies"] = 1e4 ** (-np.arange(PAIRS) / PAIRS)
+    program.inputs["frequencies"] = 1e4 ** (-np.arange(size // 2) / (size // 2))
     forms = {n: activation_form(packed_format(t).format) for n, t in kinds.items()}
     assert len(program.launches("KV injection")) == launches
     for n in names:
         program.inputs[f"cache.{n}"][:] = np.nan
     memory = program.run()
     evaluate(function, program.inputs, forms)
-    keys = memory["cache.k"].view(np.float16).reshape(layers, HEADS, CONTEXT // KEYS, SIZE // 2, KEYS, 2)
-    keys = keys.transpose(0, 1, 2, 4, 3, 5).reshape(layers, HEADS, CONTEXT, SIZE)
-    values = memory["cache.v"].view(np.float16).reshape(layers, HEADS, CONTEXT, SIZE)
     for n in names:
-        found, expected = (keys if n[-1] == "k" else values)[int(n[:-2])], program.inputs[f"cache.{n}"]
-        np.testing.assert_allclose(found, expected, rtol=2**-9, atol=1e-3 * np.nanmax(np.abs(expected)))
+        bytes_of = memory[f"cache.{n[-1]}"].view(np.uint8).reshape(layers, HEADS, -1)[int(n[:-2])]
+        found, expected = decode(by_slot(bytes_of, kv, n[-1], size, GPU), kv, n[-1], GPU), program.inputs[f"cache.{n}"]
+        rounding = {"f16": 1e-3, "q8_0": 5e-3}[kv]
+        np.testing.assert_allclose(found[:, START : START + rows], expected[:, START : START + rows], rtol=2**-9,
+                                   atol=rounding * np.nanmax(np.abs(expected)))
 
 
-def test_head_sizes_without_a_kernel_are_refused() -> None:
+@pytest.mark.parametrize(("size", "kv", "multiple"), [
+    (40, "f16", "16 up to 256"), (96, "q8_0", "64 up to 256: use f16")])
+def test_head_sizes_without_a_kernel_are_refused(size: int, kv: str, multiple: str) -> None:
     kinds = {f"w.0.{which}": "Q8_0" for which in "kv"}
-    with pytest.raises(BuildError, match="drafter heads of 40 elements found; GPU targets need a multiple of 16"):
-        Program(injection(1, 40), 1, kinds)
+    caches = {f"cache.0.{which}": Cache(kv, Operand("buffer", f"cache.{which}"), Operand("context")) for which in "kv"}
+    message = f"drafter heads of {size} elements found; K/V type {kv} on GPU targets needs a multiple of {multiple}"
+    with pytest.raises(BuildError, match=message):
+        Program(injection(1, size), 1, kinds, caches)
 
 
 # The end of a round ------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import pytest
 from dflashc.targets.gpu.builder import Kernel
 from dflashc.targets.gpu.traits import Traits
 from tests.targets.gpu import small_kernels as kernels
-from tests.targets.gpu.emulation import run_as
-from tests.targets.gpu.running import run_kernel
+from tests.targets.gpu.emulation import run_anywhere
 
 GROUPS = 3
 COUNT = GROUPS * kernels.THREADS
@@ -28,9 +27,7 @@ Run = Callable[[Callable[[Traits], Kernel], Sequence[np.ndarray | float]], list[
 @pytest.fixture(params=ARCHITECTURES)
 def run(request: pytest.FixtureRequest) -> Run:
     traits = Traits(request.param.partition("-")[0], ARCHITECTURES[request.param])
-    if traits.code == "vulkan":
-        return lambda builder, arguments: run_kernel(builder(traits), arguments, GROUPS, traits)
-    return lambda builder, arguments: run_as(traits.code, builder(traits), arguments, GROUPS)
+    return lambda builder, arguments: run_anywhere(traits, builder(traits), arguments, GROUPS)
 
 
 def test_scalars_come_after_buffers_and_threads_outside_do_nothing(run: Run) -> None:
