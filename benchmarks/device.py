@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from benchmarks import machine
-from benchmarks.kernels import KernelTime, profile_on, round_launches
+from benchmarks.kernels import KernelTime, launches, profile_on, round_launches
 from benchmarks.report import Bar, bar_table
 from dflashc.compiler.tables import Table, pairs, show
 from dflashc.runtime.artefact import Artefact, load_artefact
@@ -34,6 +34,7 @@ from dflashc.runtime.session import Session
 _DEPTHS = (0, 2048, 8192)
 _LARGE_BYTES = 8 << 20  # of a launch: smaller ones are over before the memory is busy
 _BAR_WIDTH = 7
+_DECODE = "decode."  # begins the names of the programs that take tokens
 
 
 @click.command()
@@ -79,7 +80,11 @@ def measure(artefact: Artefact, device: Device[Any], depths: Sequence[int], seco
     costs = measure_costs(session, fitting, seconds, lambda what, done, of: click.echo(what, err=True))
     kernels = {w: profile_on(device, artefact, 0, w + 1, round_launches(artefact, w), 8)
                for w in sorted({0, min(_BAR_WIDTH, width), width})}
-    return {"artefact": artefact.directory.name, "target": artefact.manifest.target, "device": device.identity,
+    rows = max(int(name[len(_DECODE) :]) for name in artefact.plan.programs if name.startswith(_DECODE))
+    prefill = [(part, x) for part, xs in zip(("decode", "ids"), launches(artefact, rows, "ids", 1), strict=True)
+               for x in xs]
+    return {"prefill_rows": rows, "prefill": profile_on(device, artefact, 0, rows, prefill, 8),
+            "artefact": artefact.directory.name, "target": artefact.manifest.target, "device": device.identity,
             "machine": machine.describe(), "bandwidth": bandwidth, "self_test": verdict, "costs": costs,
             "kernels": kernels, "kind": device.info.kind if isinstance(device, GpuDevice) else "cpu"}
 
@@ -92,7 +97,9 @@ def tables(found: dict[str, Any]) -> list[Table]:
              ("bandwidth", f"{found['bandwidth'] / 1e9:.1f} GB/s {kind}"), ("self-test", found["self_test"]),
              *found["machine"].items()]
     return [pairs("Device", facts), *_costs(found["costs"]),
-            *(_kernels(w, times, found["bandwidth"]) for w, times in kernels.items()),
+            *(_kernels(f"Kernels of a round of width {w} at depth 0, one by one" if w else "Kernels of a plain step",
+                       times, found["bandwidth"]) for w, times in kernels.items()),
+            _prefill(found),
             *([bar_table("device", bars(found))] if found["kind"] not in ("cpu", "software") else [])]
 
 
@@ -116,13 +123,19 @@ def _costs(costs: Costs) -> list[Table]:
         for w in range(len(costs.parts["rounds"][i]))]) for i, depth in enumerate(costs.depths)]
 
 
-def _kernels(width: int, times: Sequence[KernelTime], bandwidth: float) -> Table:
+def _prefill(found: dict[str, Any]) -> Table:
+    rows, times = found["prefill_rows"], found["prefill"]
+    speed = rows / sum(t.seconds for t in times)
+    return _kernels(f"Kernels of a prefill of {rows} tokens, {speed:,.0f} tokens/s", times, found["bandwidth"])
+
+
+def _kernels(title: str, times: Sequence[KernelTime], bandwidth: float) -> Table:
     whole = sum(t.seconds for t in times)
     rows = [[t.part, t.kernel, str(t.launches), f"{t.seconds * 1e3:.3f}", f"{t.seconds / whole:.1%}",
-             *([f"{t.bytes_read / t.seconds / 1e9:.1f}", f"{t.bytes_read / t.seconds / bandwidth:.0%}"]
-               if t.bytes_read else ["", ""])] for t in times]
-    title = f"Kernels of a round of width {width} at depth 0, one by one" if width else "Kernels of a plain step"
-    return Table(title, ("part", "kernel", ">launches", ">ms", ">share", ">GB/s", ">of the bandwidth"), rows)
+             *([f"{t.bytes_read / t.seconds / 1e9:.1f}", f"{t.bytes_read / t.seconds / bandwidth:.0%}",
+                f"{t.flops / t.seconds / 1e9:.0f}"] if t.bytes_read else ["", "", ""])] for t in times]
+    columns = ("part", "kernel", ">launches", ">ms", ">share", ">GB/s", ">of the bandwidth", ">GFLOP/s")
+    return Table(title, columns, rows)
 
 
 if __name__ == "__main__":

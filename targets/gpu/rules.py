@@ -68,8 +68,8 @@ def _linear_group(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> N
         case = (matmul.matmul, packed[0].format, rows, "store_bias" if bias else "store")
         c.launch(request(*case),
                  " ".join(w.name for w in packed), Units(matmul.units(c.rows, outputs, rows)),
-                 [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, columns, outputs, leading,
-                  column],
+                 [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, c.rows // rows, columns,
+                  outputs, leading, column],
                  barrier=first == len(weights), bytes_read=sum(w.bytes for w in packed),
                  flops=2 * c.rows * outputs * columns,
                  variants=_variants(traits, _choice(packed[0], outputs), *case))
@@ -85,7 +85,8 @@ def _gated_linear(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> N
     case = (gated.gated_matmul, weight.format, rows, ACTIVATIONS[op.scalar(act)], form)
     c.launch(request(*case), weight.name,
              Units(matmul.units(c.rows, weight.rows, rows)),
-             [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), weight.columns, weight.rows],
+             [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), c.rows // rows, weight.columns,
+              weight.rows],
              bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns,
              variants=_variants(traits, _choice(weight, 2 * weight.rows), *case))
 

@@ -55,7 +55,7 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
                  "KV injection", Units(c.rows // rows * len(matrices) * heads),
                  [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
                   c.operand(run.norms[0]), c.operand(state), c.operand(table), *map(c.operand, run.caches[:2]),
-                  matrices[0].columns, heads, len(matrices), first, members, run.cache.capacity, c.rows,
+                  matrices[0].columns, heads, first, members, run.cache.capacity, c.rows,
                   int(op.shape(table)[2]), float(op.scalar(epsilon))],
                  barrier=index == len(launches) - 1, bytes_read=sum(w.bytes for w in matrices),
                  flops=sum(2 * c.rows * w.rows * w.columns for w in matrices))

@@ -18,11 +18,13 @@ def test_small_pair(pycode_pair_artefact: Path, tmp_path: Path) -> None:
                  str(output)]
     ran = CliRunner().invoke(device.main, arguments, catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
-    for expected in ("Rounds at depth 64", "Kernels of a plain step", "Kernels of a round of width 15", "self-test"):
+    for expected in ("Rounds at depth 64", "Kernels of a plain step", "Kernels of a round of width 15", "self-test",
+                     "Kernels of a prefill of 256 tokens"):
         assert expected in ran.output
     found = json.loads(output.read_text())
     assert found["costs"]["depths"] == [0, 64]  # no session has room for the third
     assert all(len(widths) == 16 for part in PARTS for widths in found["costs"]["parts"][part])
+    assert {t["part"] for t in found["prefill"]} == {"decode", "ids"}
     assert {t["part"] for t in found["kernels"]["0"]} == {"positions", "decode", "ids", "inject", "accept"}
 
 

@@ -41,19 +41,21 @@ def gated_matmul(traits: Traits, format_name: str, rows: int, activation: str, f
     Notes
     -----
     `slices` as in `matmul`. Arguments: the activation's buffers, gate, up, the output's buffers; then the scalars
-    columns (K), weight_rows (of one of the two weights; a multiple of 32 where the form is quantised).
+    passes (of the launch), columns (K), weight_rows (of one of the two weights; a multiple of 32 where the form is
+    quantised).
     """
     layout = PACKED_FORMATS[format_name]
     k = KernelBuilder(f"gated_matmul_{format_name}_{rows}_{activation}_{form}", traits)
     inputs, outputs = activation_arguments(format_name), form_arguments(form, "output")
-    arguments = [*inputs, ("gate", "uint32"), ("up", "uint32"), *outputs, ("columns", "i32"), ("weight_rows", "i32")]
+    arguments = [*inputs, ("gate", "uint32"), ("up", "uint32"), *outputs,
+                 *((n, "i32") for n in ("passes", "columns", "weight_rows"))]
     with k.build(arguments) as values:
         activations, (gate, up) = values[: len(inputs)], values[len(inputs) : len(inputs) + 2]
-        buffers, (columns, weight_rows) = values[len(inputs) + 2 : -2], values[-2:]
+        buffers, (passes, columns, weight_rows) = values[len(inputs) + 2 : -3], values[-3:]
         with k.workgroups(slices * ROWS) as (group, thread):
             products = Products.declare(k, rows, slices)
             units = k.shared(products.entries(), "float32")
-            unit, first_row = split(group, weight_rows, rows)
+            unit, first_row = split(group, passes, rows)
             emit_products(traits, layout, gate, unit, thread, weight_rows, activations, first_row, columns, products)
             _each(products, thread, lambda e: store(units, e, activate(activation, products.total(e))))
             barrier()

@@ -27,6 +27,7 @@ from dflashc.targets.gpu.builder import (
 from dflashc.targets.gpu.kernels.attention_head import LANES, HeadNorm, Rotation, head_vector
 from dflashc.targets.gpu.kernels.kv_cache import kv_type
 from dflashc.targets.gpu.kernels.kv_type import Place
+from dflashc.targets.gpu.kernels.matmul import split
 from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, emit_products_of
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
@@ -43,7 +44,7 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
     """K = rope(rms_norm(x . Wk (+ bk))) and V = x . Wv (+ bv) into the caches of several layers.
 
     Matrices (kv_heads * D, K) are numbered layer 0's K, layer 0's V, layer 1's K, …. Those of a launch have one block
-    format and lie packed one behind the other. Workgroup = (pass * matrices + matrix) * kv_heads + head, where a pass
+    format and lie packed one behind the other. Workgroup = (matrix * kv_heads + head) * passes + pass, where a pass
     is `rows` activation rows.
 
     Parameters
@@ -63,9 +64,9 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
     -----
     Arguments: the activation's buffers, weight (the first matrix), [biases float32 (2 * layers, kv_heads * D),] k_norms
     float32 (layers, D), state block (row m has position word 0 + m), table float32 (2, total_rows, pairs), keys and
-    values of that type, of all layers one behind the other; then the scalars columns (K), kv_heads, matrices
-    (of the launch), first_matrix, members (bit i: matrix first_matrix + i is one of the launch; 0: they are consecutive
-    ones from the first on), capacity, total_rows (of the launch), pairs, epsilon (f32).
+    values of that type, of all layers one behind the other; then the scalars columns (K), kv_heads, first_matrix,
+    members (bit i: matrix first_matrix + i is one of the launch; 0: they are consecutive ones from the first on),
+    capacity, total_rows (of the launch), pairs, epsilon (f32).
     """
     layout = PACKED_FORMATS[format_name]
     k = KernelBuilder(f"kv_injection_{format_name}_{rows}_d{size}_{pairing}_{epilogue}_{kv}", traits)
@@ -74,16 +75,14 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
     arguments = [*inputs, ("weight", "uint32"), *([("biases", "float32")] if epilogue == "store_bias" else []),
                  ("k_norms", "float32"), ("state", "int32"), ("table", "float32"), ("keys", "uint32"),
                  ("values", "uint32"),
-                 *((n, "i32") for n in ("columns", "kv_heads", "matrices", "first_matrix", "members", "capacity",
-                                        "total_rows", "pairs")), ("epsilon", "f32")]
+                 *((n, "i32") for n in ("columns", "kv_heads", "first_matrix", "members", "capacity", "total_rows",
+                                        "pairs")), ("epsilon", "f32")]
     with k.build(arguments) as operands:
         activations, (weight, *biases, k_norms, state, table, keys, values) = (operands[: len(inputs)],
-                                                                               operands[len(inputs) : -9])
-        columns, kv_heads, matrices, first_matrix, members, capacity, total_rows, pairs, epsilon = operands[-9:]
+                                                                               operands[len(inputs) : -8])
+        columns, kv_heads, first_matrix, members, capacity, total_rows, pairs, epsilon = operands[-8:]
         with k.workgroups(THREADS) as (group, thread):
-            heads = bind(matrices * kv_heads)
-            first_row = bind(tirx.truncdiv(group, heads) * rows)
-            member = bind(tirx.truncmod(group, heads))
+            member, first_row = split(group, bind(tirx.truncdiv(total_rows, i32(rows))), rows)
             head = bind(tirx.truncmod(member, kv_heads))
             number = bind(first_matrix + _offset(members, bind(tirx.truncdiv(member, kv_heads))))
             layer = bind(tirx.shift_right(number, i32(1)))

@@ -41,21 +41,23 @@ def matmul(traits: Traits, format_name: str, rows: int, epilogue: str, slices: i
 
     Notes
     -----
-    Arguments: the activation's buffers, weight, [bias float32,] output float32; then the scalars columns (K),
-    weight_rows, leading (floats from one output row to the next), column (where the outputs start).
+    Arguments: the activation's buffers, weight, [bias float32,] output float32; then the scalars passes (of the
+    launch), columns (K), weight_rows, leading (floats from one output row to the next), column (where the outputs
+    start).
     """
     layout = PACKED_FORMATS[format_name]
     k = KernelBuilder(f"matmul_{format_name}_{rows}_{epilogue}", traits)
     biased = epilogue == "store_bias"
     arguments = [*activation_arguments(format_name), ("weight", "uint32"), *([("bias", "float32")] if biased else []),
-                 ("output", "float32"), *((n, "i32") for n in ("columns", "weight_rows", "leading", "column"))]
+                 ("output", "float32"),
+                 *((n, "i32") for n in ("passes", "columns", "weight_rows", "leading", "column"))]
     with k.build(arguments) as values:
-        activations, weight = values[: len(values) - (7 if biased else 6)], values[-7 if biased else -6]
-        bias = values[-6] if biased else None
-        output, columns, weight_rows, leading, column = values[-5:]
+        activations, weight = values[: len(values) - (8 if biased else 7)], values[-8 if biased else -7]
+        bias = values[-7] if biased else None
+        output, passes, columns, weight_rows, leading, column = values[-6:]
         with k.workgroups(slices * ROWS) as (group, thread):
             products = Products.declare(k, rows, slices)
-            unit, first_row = split(group, weight_rows, rows)
+            unit, first_row = split(group, passes, rows)
             emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
             for turn in range(math.ceil(products.entries() / products.threads)):
                 entry = bind(thread + turn * products.threads)
@@ -87,7 +89,7 @@ def matmul_argmax(traits: Traits, format_name: str, rows: int, slices: int = SLI
         with k.workgroups(slices * ROWS) as (group, thread):
             products = Products.declare(k, rows, slices)
             totals = k.shared(products.entries(), "float32")
-            unit, first_row = split(group, weight_rows, rows)
+            unit, first_row = split(group, bind(tirx.truncdiv(total_rows, i32(rows))), rows)
             emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
             for turn in range(math.ceil(products.entries() / products.threads)):
                 entry = bind(thread + turn * products.threads)
@@ -115,7 +117,9 @@ def _emit_best(totals: Expr, row: Expr, first: Expr, weight_rows: Expr, outputs:
     store(outputs[1], target, load(index, 0))
 
 
-def split(group: Expr, weight_rows: Expr, rows: int) -> tuple[Expr, Expr]:
-    """A workgroup's 32 weight rows, and its first activation row."""
-    columns_of_units = bind(tirx.truncdiv(weight_rows + (ROWS - 1), i32(ROWS)))
-    return bind(tirx.truncmod(group, columns_of_units)), bind(tirx.truncdiv(group, columns_of_units) * rows)
+def split(group: Expr, passes: Expr, rows: int) -> tuple[Expr, Expr]:
+    """Which 32 weight rows a workgroup takes, and its first activation row.
+
+    Neighbours take the same weights, so that these come from memory once and for the other passes from a cache.
+    """
+    return bind(tirx.truncdiv(group, passes)), bind(tirx.truncmod(group, passes) * rows)

@@ -57,7 +57,7 @@ class Injection(Case):
             self.traits,
             kv_injection(self.traits, self.layout.name, compiled, self.size, self.pairing, self.epilogue, self.kv),
             [*buffers, self.norms, np.array([START]), table, *(cache.view(np.uint32) for cache in self.caches()),
-             COLUMNS, KV_HEADS, len(matrices), first, members, CAPACITY, rows, self.pairs, EPSILON],
+             COLUMNS, KV_HEADS, first, members, CAPACITY, rows, self.pairs, EPSILON],
             rows // compiled * len(matrices) * KV_HEADS)
         return keys.view(np.uint8), values.view(np.uint8)
 

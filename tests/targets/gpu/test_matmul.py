@@ -49,7 +49,8 @@ class Case:
         output = np.full((rows + 1, LEADING), 7, np.float32)
         *_, output = run_kernel(
             kernel, [*self.operands(rows), self.packed, *([self.bias] if epilogue == "store_bias" else []), output,
-                     self.columns, self.weight_rows, LEADING, COLUMN], units(rows, self.weight_rows, compiled))
+                     rows // compiled, self.columns, self.weight_rows, LEADING, COLUMN],
+            units(rows, self.weight_rows, compiled))
         found = output[:rows, COLUMN : COLUMN + self.weight_rows].copy()
         output[:rows, COLUMN : COLUMN + self.weight_rows] = 7
         assert (output == 7).all()
@@ -144,7 +145,8 @@ def test_gated(type_name: str, activation: str, form: str) -> None:
     for rows, compiled in ((32, 16), (3, 3)):
         buffers = samples.empty_form(form, rows, outputs)
         ran = run_kernel(gated_matmul(TRAITS, gate.layout.name, compiled, activation, form),
-                         [*gate.operands(rows), gate.packed, up.packed, *buffers, COLUMNS, outputs],
+                         [*gate.operands(rows), gate.packed, up.packed, *buffers, rows // compiled, COLUMNS,
+                          outputs],
                          units(rows, outputs, compiled))
         results[rows] = ran[-len(buffers):]
     for many, few in zip(results[32], results[3], strict=True):
