@@ -94,7 +94,7 @@ class CpuDevice:
     threads : int
         Threads that compute; the caller is one of them.
 
-    Use as a context manager, or `close` it.
+    Several callers take turns, run by run. Use as a context manager, or `close` it.
     """
 
     def __init__(self, library: Path, threads: int) -> None:
@@ -118,6 +118,8 @@ class CpuDevice:
         self._run.argtypes, self._run.restype = [ctypes.c_void_p, ctypes.c_void_p], None
         self._pool = HostMemory.allocate(_POOL_WORDS + _WORDS * threads)
         self._pool.array.view(np.int64)[_POOL_THREADS // 8] = threads
+        # Whoever runs a table leads the workers: one at a time, also where the garbage collector retires a table.
+        self._turn = threading.RLock()
         self._empty = _aligned(_LINE)
         self._empty_state = np.zeros(1, np.int64)
         self._empty.view(np.int64)[1] = self._empty_state.ctypes.data
@@ -136,8 +138,9 @@ class CpuDevice:
         self._library.dflash_work(ctypes.c_void_p(self._pool.address), ctypes.c_int64(thread))
 
     def run_table(self, address: int) -> None:
-        self.synchronisations += 1
-        self._run(self._pool.address, address)
+        with self._turn:
+            self.synchronisations += 1
+            self._run(self._pool.address, address)
 
     def check_memory(self, artefact: Artefact, context: int) -> None:
         """The kernel gives pages as they are touched, so nothing is known before."""
@@ -210,7 +213,8 @@ class CpuDevice:
         """Return when no worker is in `table`, nor will enter it: its memory may go."""
         if not self._workers:
             return
-        self._run(self._pool.address, self._empty.ctypes.data)
+        with self._turn:
+            self._run(self._pool.address, self._empty.ctypes.data)
         inside = self._pool.array[_POOL_WORDS:].view(np.int64)[_INSIDE // 8 :: _WORDS // 8]
         while (inside == table.ctypes.data).any():
             time.sleep(0)
@@ -219,8 +223,9 @@ class CpuDevice:
         """Stop the workers. The device must not be used afterwards."""
         if not self._workers:
             return
-        self._pool.array.view(np.int32)[_POOL_STOP // 4] = 1
-        self._run(self._pool.address, self._empty.ctypes.data)  # moves the sequence on, which wakes sleepers
+        with self._turn:
+            self._pool.array.view(np.int32)[_POOL_STOP // 4] = 1
+            self._run(self._pool.address, self._empty.ctypes.data)  # moves the sequence on, which wakes sleepers
         for worker in self._workers:
             worker.join()
         self._workers = []

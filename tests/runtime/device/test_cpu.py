@@ -190,6 +190,32 @@ def test_tables_come_and_go_while_workers_are_late(library: Path) -> None:
     assert (numbers(blocks["counts"])[:UNITS] == 900).all()
 
 
+def test_callers_take_turns(library: Path) -> None:
+    """No launch of one runs while another's does; tables that are retired in between wait as well."""
+    active: list[int] = []
+    seen: list[int] = []
+
+    def busy(begin: int, end: int) -> None:
+        active.append(begin)
+        time.sleep(0.002)
+        seen.append(len(active))
+        active.pop()
+
+    def call_often(device: CpuDevice) -> None:
+        for _ in range(20):
+            device.record([launch("busy", 1)], {"state": memory(8)}, 0).run()
+
+    with CpuDevice(library, 3) as device:
+        keep = call(device, "busy", busy)
+        callers = [threading.Thread(target=call_often, args=(device,)) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(60)
+        assert keep
+    assert seen == [1] * 60
+
+
 def test_time_is_noted_by_launch(library: Path) -> None:
     with CpuDevice(library, 2) as device:
         keep = call(device, "wait", lambda begin, end: time.sleep(0.05))
