@@ -27,6 +27,7 @@ from dflashc.compiler.models import build_graph, check_model, read_model_config
 from dflashc.compiler.models.config import ModelConfig
 from dflashc.compiler.models.tensor_list import stays_plain
 from dflashc.compiler.pair import Overrides, PairReport, check_pair
+from dflashc.compiler.self_test import read_other, recorded_here, taken_over
 from dflashc.compiler.tokenizer import TokenizerFiles, build_tokenizer
 from dflashc.runtime.artefact import PLAN, WEIGHTS, sha256_file
 from dflashc.runtime.errors import BuildError
@@ -72,6 +73,8 @@ class BuildOptions:
         Capacity in tokens, 0 for the model's own.
     kv_type, drafter_kv_type : str
         Types of the K and V caches, "f16" or "q8_0".
+    self_test_of : Path, optional
+        For a GPU: an artefact of the same model for a CPU, whose recorded self-test is taken over.
     dump : Path, optional
         Receives the IR of every phase.
     """
@@ -84,6 +87,7 @@ class BuildOptions:
     context: int = 0
     kv_type: str = "f16"
     drafter_kv_type: str = "f16"
+    self_test_of: Path | None = None
     dump: Path | None = None
 
     @property
@@ -104,6 +108,8 @@ class Lowered:
         Weights by parameter name, in the order in which they are stored.
     kv_types : dict
         As in the manifest.
+    tested : Manifest, optional
+        Of the artefact whose self-test is taken over.
     """
 
     files: list[GgufFile]
@@ -116,6 +122,7 @@ class Lowered:
     requests: dict[str, Any]
     tokenizer: TokenizerFiles
     notes: list[str]
+    tested: Manifest | None
 
     def close(self) -> None:
         for file in self.files:
@@ -138,7 +145,8 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             kv_types=lowered.kv_types, context=lowered.plan.max_context, weights=tuple(placed), self_test=(),
             notes=tuple(lowered.notes))
         write_manifest(folder, manifest)
-        manifest = dataclasses.replace(manifest, self_test=_record_self_test(folder, progress))
+        tests = taken_over(lowered.tested, manifest) if lowered.tested else recorded_here(folder, progress)
+        manifest = dataclasses.replace(manifest, self_test=tests)
         write_manifest(folder, manifest)
     return manifest
 
@@ -151,6 +159,9 @@ def lower(options: BuildOptions) -> Lowered:
 
     target = find_target(options.target)
     check_toolchain(target)
+    tested = None
+    if options.self_test_of is not None:
+        tested = read_other(options.self_test_of, target.requirements(), options.kv_type)
     gguf = open_gguf(options.model)
     config = read_model_config(gguf)
     context = _context(options.context, config)
@@ -177,7 +188,7 @@ def lower(options: BuildOptions) -> Lowered:
                               options.overrides.draft_rows == "full")
     sources = _ordered(sources, programs.plan.adjacent)
     return Lowered(files, config, pair, target, options.kv_types, sources, programs.plan, programs.requests, tokenizer,
-                   [*notes, *said])
+                   [*notes, *said], tested)
 
 
 def _read_drafter(options: BuildOptions, gguf: GgufFile,
@@ -296,24 +307,3 @@ def _sources(files: list[GgufFile], progress: Progress) -> tuple[Source, ...]:
         sources.append(Source(file.get_str("general.name", default=file.paths[0].stem),
                               file.get_str("general.architecture"), hashes, file.size))
     return tuple(sources)
-
-
-def _record_self_test(folder: Path, progress: Progress) -> tuple[Any, ...]:
-    """Run the fresh artefact on fixed prompts; nothing where this machine's processor cannot run it."""
-    from dflashc.runtime.artefact import load_artefact
-    from dflashc.runtime.device.opening import GPU_MODULES, open_device
-    from dflashc.runtime.errors import ArtefactError
-    from dflashc.runtime.selftest import record
-
-    artefact = load_artefact(folder)
-    if artefact.manifest.requirements.machine in GPU_MODULES:
-        return ()
-    try:
-        device = open_device(artefact)
-    except ArtefactError:
-        return ()
-    with closing(device):
-        progress.start("self-test", 1)
-        result = record(artefact, device)
-        progress.advance("self-test", 1)
-    return result

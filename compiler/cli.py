@@ -110,6 +110,8 @@ _KV_TYPE = click.Choice(list(KV_TYPES))
 @click.option("--kv-type", type=_KV_TYPE, default="f16", show_default=True, help="Type of MODEL's K and V caches.")
 @click.option("--drafter-kv-type", type=_KV_TYPE, help="The same of the drafter's [f16].")
 @_pair_options
+@click.option("--self-test-of", type=click.Path(path_type=Path), metavar="ARTEFACT",
+              help="For a GPU: take over what ARTEFACT, of MODEL for a CPU, recorded for `verify`.")
 @click.option("--dump", type=click.Path(path_type=Path, file_okay=False), help="Write the IR after every pass there.")
 @click.option("--dry-run", is_flag=True, help="Stop before anything is compiled or written, and say what would be.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

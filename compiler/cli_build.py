@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -40,9 +41,12 @@ def build(options: BuildOptions, as_json: bool, verbose: bool) -> None:
         show([types_table("Weights by format", described["types"]), program_table(described["programs"])])
     show([memory_table(described["memory"], described["context"])])
     _print_notes(described["notes"])
-    parts = ", ".join(f"{Path(name).stem} {size(nbytes)}" for name, nbytes in described["files"].items()
-                      if "/" not in name)
-    print(f"{options.output}: {size(described['bytes'])} ({parts}) in {seconds:.1f} s")
+    parts: Counter[str] = Counter()
+    for name, nbytes in described["files"].items():
+        if "/" not in name:
+            parts[Path(name).stem] += nbytes  # a GPU's kernels are code and a list
+    listed = ", ".join(f"{part} {size(nbytes)}" for part, nbytes in parts.items())
+    print(f"{options.output}: {size(described['bytes'])} ({listed}) in {seconds:.1f} s")
 
 
 def dry_run(options: BuildOptions, as_json: bool, verbose: bool) -> None:

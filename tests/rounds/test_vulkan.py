@@ -93,12 +93,13 @@ def test_the_first_version_with_caches_in_q8_0(pycode_model: Path, tmp_path: Pat
     """As on a CPU with the same caches, which round queries and keys alike; and drafts are worth as much."""
     drafter = pycode_model.with_name("pycode-3m-dflash-q8_0.gguf")
     texts = {}
-    for target in ("vulkan", "cpu"):
+    for target in ("cpu", "vulkan"):
         output = tmp_path / f"{target}.dflash"
         build(BuildOptions(pycode_model, target, output, drafter, context=CONTEXT, kv_type="q8_0",
-                           drafter_kv_type="q8_0"))
+                           drafter_kv_type="q8_0", self_test_of=tmp_path / "cpu.dflash" if texts else None))
         artefact = load_artefact(output)
         with closing(open_device(artefact)) as opened:
+            assert "as recorded" in selftest.run(artefact, opened)
             session = Session(artefact, opened, CONTEXT)
             texts[target] = afresh(session, PROMPT, 24, 0)
             for width in (1, 7, 15):

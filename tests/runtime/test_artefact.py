@@ -222,6 +222,18 @@ def test_without_a_recording_sizes_of_programs_are_compared(copy: Path, monkeypa
         run_self_test(copy)
 
 
+def test_what_a_cpu_recorded_for_a_gpu_holds_up_to_near_ties(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "GPU_MODULES", {load_manifest(copy).requirements.machine: ""})
+    alike = "3 prompts continued alike at every width and cut, and as recorded on a CPU"
+    assert run_self_test(copy) == alike
+    edit(copy, lambda m: m["self_test"][1]["expected"].__setitem__(3, 0))
+    message = r"self-test 2, token 4: \d+ found, 0 expected, whose logit is [\d.]+ standard deviations lower"
+    with pytest.raises(ArtefactError, match=message):
+        run_self_test(copy)
+    monkeypatch.setattr(selftest, "_NEAR_TIE", 100)
+    assert run_self_test(copy) == f"{alike} up to near ties (prompt 2, token 4)"
+
+
 def test_a_manifest_comes_back_as_it_was(pycode_artefact: Path) -> None:
     manifest = load_manifest(pycode_artefact)
     assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
