@@ -20,7 +20,7 @@ MAX_ROWS = 16
 """Rows of the largest kernel with a fixed number of rows; a runtime number of rows is a multiple of it."""
 
 _TILE = {16: 8, 8: 4}  # rows, by lanes: what 32 or 16 vector registers hold
-_SECOND_LEVEL = 2  # "locality" of llvm.prefetch: into the L2 cache, since a row group can be larger than L1
+_ALL_LEVELS = 3  # "locality" of llvm.prefetch: what a large row group drives out of L1 again is still in L2
 
 
 @dataclass(frozen=True)
@@ -81,5 +81,5 @@ class Prefetch:
         start = bind(self._first + block * i64(self._share))
         for line in range(0, self._share, ALIGNMENT):
             address = tirx.address_of(load(weight, start + i64(line)))
-            hints = (tirx.const(value, "int32") for value in (0, _SECOND_LEVEL, 1))  # read, locality, data
+            hints = (tirx.const(value, "int32") for value in (0, _ALL_LEVELS, 1))  # read, locality, data
             T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *hints))
