@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from benchmarks import machine
-from benchmarks.kernels import KernelTime, launches, profile_on, round_launches
+from benchmarks.kernels import KernelTime, profile_on, round_launches, run_launches
 from benchmarks.report import Bar, bar_table
 from dflashc.compiler.tables import Table, pairs, show
 from dflashc.runtime.artefact import Artefact, load_artefact
@@ -81,9 +81,8 @@ def measure(artefact: Artefact, device: Device[Any], depths: Sequence[int], seco
     kernels = {w: profile_on(device, artefact, 0, w + 1, round_launches(artefact, w), 8)
                for w in sorted({0, min(_BAR_WIDTH, width), width})}
     rows = max(int(name[len(_DECODE) :]) for name in artefact.plan.programs if name.startswith(_DECODE))
-    prefill = [(part, x) for part, xs in zip(("decode", "ids"), launches(artefact, rows, "ids", 1), strict=True)
-               for x in xs]
-    return {"prefill_rows": rows, "prefill": profile_on(device, artefact, 0, rows, prefill, 8),
+    prefill = profile_on(device, artefact, 0, rows, run_launches(artefact, rows, "ids"), 8)
+    return {"prefill_rows": rows, "prefill": prefill,
             "artefact": artefact.directory.name, "target": artefact.manifest.target, "device": device.identity,
             "machine": machine.describe(), "bandwidth": bandwidth, "self_test": verdict, "costs": costs,
             "kernels": kernels, "kind": device.info.kind if isinstance(device, GpuDevice) else "cpu"}

@@ -69,16 +69,20 @@ def profile(directory: Path, threads: int, depth: int, rows: int, head: str, run
         Tokens; above 16 the head is run for the last one only, as a prefill does.
     """
     artefact = load_artefact(directory)
-    head_rows = rows if f"{head}.{rows}" in artefact.plan.programs else 1
-    decode, output = launches(artefact, rows, head, head_rows)
-    parts = [(part, x) for part, xs in (("decode", decode), (head, output)) for x in xs]
-    return _profile(artefact, threads, depth, rows, parts, runs)
+    return _profile(artefact, threads, depth, rows, run_launches(artefact, rows, head), runs)
 
 
 def profile_round(directory: Path, threads: int, depth: int, width: int, runs: int = 8) -> list[KernelTime]:
     """The same of a round that drafts `width` proposals."""
     artefact = load_artefact(directory)
     return _profile(artefact, threads, depth, width + 1, round_launches(artefact, width), runs)
+
+
+def run_launches(artefact: Artefact, rows: int, head: str) -> list[tuple[str, Launch]]:
+    """Launches of a run of `rows` tokens with the roles of their programs; of the head as in `profile`."""
+    head_rows = rows if f"{head}.{rows}" in artefact.plan.programs else 1
+    decode, output = launches(artefact, rows, head, head_rows)
+    return [(part, x) for part, xs in (("decode", decode), (head, output)) for x in xs]
 
 
 def round_launches(artefact: Artefact, width: int) -> list[tuple[str, Launch]]:

@@ -42,6 +42,8 @@ def run(artefact: Artefact, device: Device[Any]) -> str:
     """
     session = _session(artefact, device)
     recorded, elsewhere = artefact.manifest.self_test, artefact.manifest.requirements.machine in GPU_MODULES
+    for number, test in enumerate(recorded, start=1):
+        _check(number, test, session)
     tests, meant = recorded, "the artefact does not compute here what it did when it was built"
     if elsewhere or not recorded:
         asked = [t.prompt for t in recorded] or prompts(session.vocabulary, session.context)
@@ -62,6 +64,15 @@ def run(artefact: Artefact, device: Device[Any]) -> str:
     but = ", ".join(filter(None, ties))
     return f"{len(tests)} prompts continued alike at every width and cut, and as recorded on a CPU" + (
         f" up to near ties ({but})" if but else "")
+
+
+def _check(number: int, test: SelfTest, session: Session) -> None:
+    """Raise `ArtefactError` for a recorded test that no build would have written: manifests can be edited."""
+    tokens = (*test.prompt, *test.expected)
+    if (not test.prompt or len(test.expected) != _CONTINUATION or len(tokens) > session.context
+            or not all(0 <= token < session.vocabulary for token in tokens)):
+        raise ArtefactError(f"self-test {number} in the manifest is damaged: expected a prompt and {_CONTINUATION} "
+                            f"tokens of a vocabulary of {session.vocabulary}, within {session.context}; build again")
 
 
 def _compare(session: Session, number: int, found: SelfTest, recorded: tuple[int, ...]) -> str:

@@ -17,10 +17,12 @@ from dflashc.targets.requests import request
 
 def check_heads(of: str, size: int, kv: str, most: int) -> None:
     """Raise `BuildError` unless heads of `size` elements, `most` at most, can be kept in caches of type `kv`."""
-    multiple = HEAD_MULTIPLES[kv]
-    if size % multiple or size > most:
+    def fits(name: str) -> bool:
+        return size % HEAD_MULTIPLES[name] == 0 and size <= most
+
+    if not fits(kv):
         raise BuildError(f"{of} heads of {size} elements found; K/V type {kv} on GPU targets needs a multiple of "
-                         f"{multiple} up to {most}" + (": use f16" if kv != "f16" and size % 16 == 0 else ""))
+                         f"{HEAD_MULTIPLES[kv]} up to {most}" + (": use f16" if fits("f16") else ""))
 
 
 def rows_of_pass(rows: int) -> int:

@@ -222,6 +222,18 @@ def test_without_a_recording_sizes_of_programs_are_compared(copy: Path, monkeypa
         run_self_test(copy)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(("name", "value"), [("prompt", [10**9]), ("prompt", []), ("expected", [10**9] * 16),
+                                             ("expected", [1] * 15), ("prompt", [1] * 300)])
+def test_a_self_test_that_was_edited_is_refused(copy: Path, name: str, value: list[int], gpu: bool,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    if gpu:
+        monkeypatch.setattr(selftest, "GPU_MODULES", {load_manifest(copy).requirements.machine: ""})
+    edit(copy, put(value, "self_test", 1, name))
+    with pytest.raises(ArtefactError, match="self-test 2 in the manifest is damaged"):
+        run_self_test(copy)
+
+
 def test_what_a_cpu_recorded_for_a_gpu_holds_up_to_near_ties(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "GPU_MODULES", {load_manifest(copy).requirements.machine: ""})
     alike = "3 prompts continued alike at every width and cut, and as recorded on a CPU"

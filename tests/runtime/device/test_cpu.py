@@ -190,6 +190,20 @@ def test_tables_come_and_go_while_workers_are_late(library: Path) -> None:
     assert (numbers(blocks["counts"])[:UNITS] == 900).all()
 
 
+def test_a_table_stays_while_somebody_is_inside(library: Path) -> None:
+    """The leader's word, which nothing else uses, stands for that of a late worker."""
+    blocks = {"state": memory(8), "counts": memory(UNITS)}
+    with CpuDevice(library, 2) as device:
+        replay = device.record([launch("count", UNITS, "counts")], blocks, 0)
+        inside = device._pool.array[192:].view(np.int64)[128 // 8 :]
+        inside[0] = replay._table.ctypes.data
+        left = threading.Timer(0.2, lambda: inside.__setitem__(0, 0))
+        left.start()
+        del replay
+        assert inside[0] == 0
+        left.join()
+
+
 def test_callers_take_turns(library: Path) -> None:
     """No launch of one runs while another's does; tables that are retired in between wait as well."""
     active: list[int] = []

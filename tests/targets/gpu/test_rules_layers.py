@@ -154,7 +154,7 @@ def test_launches_of_attention(rows: int, launches: int) -> None:
 
 @pytest.mark.parametrize(("size", "kv", "multiple"), [
     (40, "f16", "16 up to 256"), (40, "q8_0", "64 up to 256"), (96, "q8_0", "64 up to 256: use f16"),
-    (512, "f16", "16 up to 256")])
+    (512, "f16", "16 up to 256"), (512, "q8_0", "64 up to 256")])
 def test_head_sizes_without_a_kernel_are_refused(size: int, kv: str, multiple: str) -> None:
     message = f"attention heads of {size} elements found; K/V type {kv} on GPU targets needs a multiple of {multiple}$"
     with pytest.raises(BuildError, match=message):
