@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflashc.targets.devices import DEVICES, DeviceLimits
 
 _BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "Q8_0": 8.5, "F16": 16.0}
 """Bits per weight of the block formats (ggml-common.h)."""
+
+_FLOAT_STEPS = {"Q4_K": 4, "Q6_K": 6, "Q8_0": 3}
+"""Float operations per block of 32 multiply-adds of codes: to a float, the product of both scales, one or two
+multiply-adds; twice where halves have scales of their own."""
 
 _CACHE_BYTES = 2  # of an element of K or V, float16
 _DEPTHS = (0, 8192, 32768)
@@ -158,6 +162,10 @@ class Pair:
         parts = (self.draft(width, depth), self.decode(width + 1, depth), self.inject(width + 1))
         return sum(part.seconds(device) for part in parts)
 
+    def prefill_seconds(self, device: DeviceLimits) -> float:
+        """The least time of arithmetic for a token of a prompt, attention left out; a chunk needs one head."""
+        return sum(m.elements / device.prefill_rate(_FLOAT_STEPS[m.format]) for m in self.target.matrices())
+
     def bytes(self) -> float:
         """Weights of both models."""
         inject = self.inject(1).bytes
@@ -189,6 +197,17 @@ injection's matrices. A round must give as many tokens as it takes plain steps t
 are at 4 tokens a round, or at another number in proportion.
 """
 
+_PREFILL = """
+## Prompts
+
+Arithmetic is their limit: products of bytes, and the float operations that every block of 32 takes, since results must
+not depend on how many rows are computed together. Kernels use the matrix unit on CUDA (from sm_80 on) and ROCm, and
+four-byte dot products elsewhere: RDNA 3's WMMA multiplies bytes no faster than its dot products, and saves loads only.
+
+| pair | device | products by | tok/s at most | by dot products |
+| --- | --- | --- | --- | --- |
+"""
+
 _PUBLISHED = """
 ## Beside published figures
 
@@ -213,6 +232,12 @@ def _table(pair: Pair, device: DeviceLimits) -> Iterator[str]:
             limit = "bandwidth" if bound else "arithmetic"
             yield (f"| {depth:,} | {step * 1e3:.1f} | {1 / step:.0f} | {width} | {seconds * 1e3:.1f} | "
                    f"{seconds / step:.2f} | {4 / seconds:.0f} | {limit} |")
+
+
+def _prefill(pair: Pair, device: DeviceLimits) -> str:
+    unit = "matrix unit" if device.matrix_rate else "dot products"
+    seconds, by_dots = pair.prefill_seconds(device), pair.prefill_seconds(replace(device, matrix_rate=0))
+    return _row(pair.name, device.name, unit, f"{1 / seconds:,.0f}", f"{1 / by_dots:,.0f}")
 
 
 def _round_bytes(pair: Pair) -> float:
@@ -251,6 +276,8 @@ def render() -> str:
         lines.append(f"\n## {pair.name}")
         for device in DEVICES:
             lines += _table(pair, device)
+    lines.append(_PREFILL.rstrip("\n"))
+    lines += [_prefill(pair, device) for pair in pairs for device in DEVICES]
     lines.append(_PUBLISHED.rstrip("\n"))
     lines += _published(pairs)
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ into planes of 4, 2 and 1 bits. Knows nothing of files or models; see `PackedFor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ QUAD = 4
 """Consecutive codes of one row that share a 32-bit lane."""
 QUADS = BLOCK // QUAD
 """Quads of a block."""
+HALF = QUADS // 2
+"""Quads of half a block."""
 _CHUNK_CODES = 1 << 19  # codes that are repacked at once, so that temporaries stay in the cache
 
 
@@ -193,7 +196,8 @@ def _plane(quads: np.ndarray, width: int, shift: int) -> np.ndarray:
     mask = np.uint32(((1 << width) - 1) * 0x01010101)
     plane = np.zeros((*quads.shape[:2], width), np.uint32)
     for quad in range(QUADS):
-        plane[..., plane_unit(width, quad)] |= (quads[..., quad] >> shift & mask) << plane_shift(width, quad)
+        where = divmod(quad, HALF)
+        plane[..., plane_unit(width, *where)] |= (quads[..., quad] >> shift & mask) << plane_shift(width, *where)
     return plane
 
 
@@ -212,14 +216,15 @@ def _place_header(layout: PackedFormat, fields: tuple[np.ndarray, ...], out: np.
         offset += size
 
 
-def plane_unit(width: int, quad: int) -> int:
-    """Which 4 bytes of a block's plane of `width` bits hold the bits of `quad`."""
-    return {8: quad, 4: quad % 4, 2: quad // 4, 1: 0}[width]
+def plane_unit(width: int, half: int, place: Any) -> Any:
+    """Which 4 bytes of a block's plane of `width` bits hold the bits of quad 4 * half + place; `place` may be an
+    expression of a kernel."""
+    return {8: HALF * half + place, 4: place, 2: half, 1: 0}[width]
 
 
-def plane_shift(width: int, quad: int) -> int:
-    """The lowest bit of `quad`'s bits in each of these bytes."""
-    return {8: 0, 4: quad // 4 * 4, 2: quad % 4 * 2, 1: quad}[width]
+def plane_shift(width: int, half: int, place: Any) -> Any:
+    """The lowest bit of that quad's bits in each of these bytes."""
+    return {8: 0, 4: HALF * half, 2: 2 * place, 1: HALF * half + place}[width]
 
 
 def _interleave(values: np.ndarray, out: np.ndarray, lanes: int) -> None:

@@ -41,6 +41,22 @@ struct half {
 };
 """
 
+MATRIX_UNIT = """\
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void multiply_m16n8k32(int* d, int a0, int a1, int a2, int a3, int b0, int b1, int c) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c));
+}
+__device__ __forceinline__ void multiply_m16n8k16(int* d, int a0, int a1, int b0, int c) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0), "r"(c));
+}
+#endif
+"""
+"""What `matrix_units.TensorCores` calls: d = a b + c, c the same in all elements."""
+
 _FIRST_KERNEL = 'extern "C" __global__'
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)\(")
 _RESIDENT_THREADS = 512
@@ -56,7 +72,7 @@ def translation_unit(sources: Sequence[str], spilled: Collection[str] = ()) -> s
         blocks = 1 if m[2] in spilled else max(1, _RESIDENT_THREADS // int(m[1]))
         return f"__launch_bounds__({m[1]}, {blocks}) {m[2]}("
 
-    return PRELUDE + "".join(_LAUNCH_BOUNDS.sub(bounds, source) for source in sources)
+    return PRELUDE + MATRIX_UNIT + "".join(_LAUNCH_BOUNDS.sub(bounds, source) for source in sources)
 
 
 def kernel_source(arch: str, kernels: Sequence[Kernel]) -> str:

@@ -10,9 +10,16 @@ from dflashc.runtime.plan import Operand, Units
 from dflashc.targets.context import ProgramContext
 from dflashc.targets.gpu.kernels import look_up as look_up_kernels
 from dflashc.targets.gpu.kernels.kv_cache import HEAD_MULTIPLES
+from dflashc.targets.gpu.kernels.matrix_tiles import TILE_ROWS, TILE_UNITS
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
-from dflashc.targets.packing import ALIGNMENT
+from dflashc.targets.gpu.kernels.shares import Share
+from dflashc.targets.gpu.matrix_units import matrix_unit
+from dflashc.targets.gpu.traits import Traits
+from dflashc.targets.packing import ALIGNMENT, PACKED_FORMATS
 from dflashc.targets.requests import request
+
+_PREFILL_UNITS = 2
+"""Of 32 weight rows, without a matrix unit: with four, Mesa's compiler for AMD runs out of registers."""
 
 
 def check_heads(of: str, size: int, kv: str, most: int) -> None:
@@ -28,6 +35,19 @@ def check_heads(of: str, size: int, kv: str, most: int) -> None:
 def rows_of_pass(rows: int) -> int:
     """Activation rows that one workgroup of a matmul takes, in a program of `rows` rows."""
     return rows if rows <= MOST_ROWS else MOST_ROWS
+
+
+def share_of_matmul(traits: Traits, format_name: str, rows: int, matrices: int = 1) -> Share:
+    """What a workgroup of a matmul takes in a program of `rows` rows; `matrices` are two in a gated unit.
+
+    Steps leave as many workgroups as there are, for memory to be busy. In prefill arithmetic is the limit, so that
+    activations are loaded for more weight rows at a time, by a matrix unit if there is one for such weights.
+    """
+    if rows <= MOST_ROWS:
+        return Share(rows, 1)
+    if rows % TILE_ROWS == 0 and PACKED_FORMATS[format_name].family != "float" and matrix_unit(traits):
+        return Share(TILE_ROWS, TILE_UNITS // matrices)
+    return Share(MOST_ROWS, _PREFILL_UNITS // matrices)
 
 
 def split_offset(operand: Operand) -> tuple[Operand, int]:

@@ -17,7 +17,8 @@ from dflashc.targets.context import PackedWeight, ProgramContext, Rule, Variants
 from dflashc.targets.gpu.kernels import argmax, gated, matmul
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS, ROWS, SLICES
-from dflashc.targets.gpu.requests import look_up, rows_of_pass, split_offset
+from dflashc.targets.gpu.kernels.shares import Share
+from dflashc.targets.gpu.requests import look_up, rows_of_pass, share_of_matmul, split_offset
 from dflashc.targets.gpu.rules_layers import ACTIVATIONS, layer_rules
 from dflashc.targets.gpu.rules_rounds import round_rules
 from dflashc.targets.gpu.traits import Traits
@@ -55,20 +56,20 @@ def _linear_group(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> N
     weights, biases = map(list, groups)
     inputs = dict(zip(op.scalar(forms_text).split(","), xs, strict=True))
     (output,) = flatten(c.result(var))
-    rows = rows_of_pass(c.rows)
     leading, column, first = sum(c.weight(w).rows for w in weights), 0, 0
     while first < len(weights):
         run = _run_of_one_format(c, weights[first:])  # also of biases: LANES floats lie side by side without a gap
         packed = [c.weight(w) for w in run]
         outputs, columns = sum(w.rows for w in packed), packed[0].columns
+        share = share_of_matmul(traits, packed[0].format, c.rows)
         bias = [c.operand(biases[first])] if len(biases) else []
         c.keep_adjacent([w.name for w in packed])
         c.keep_adjacent([b.name for b in biases[first : first + len(run)]])
         first += len(run)
-        case = (matmul.matmul, packed[0].format, rows, "store_bias" if bias else "store")
+        case = (matmul.matmul, packed[0].format, share, "store_bias" if bias else "store")
         c.launch(request(*case),
-                 " ".join(w.name for w in packed), Units(matmul.units(c.rows, outputs, rows)),
-                 [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, c.rows // rows, columns,
+                 " ".join(w.name for w in packed), Units(share.workgroups(c.rows, outputs)),
+                 [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, c.rows // share.rows, columns,
                   outputs, leading, column],
                  barrier=first == len(weights), bytes_read=sum(w.bytes for w in packed),
                  flops=2 * c.rows * outputs * columns,
@@ -81,12 +82,12 @@ def _gated_linear(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> N
     weight, form = c.weight(gate), op.scalar(result_form)
     if form != "f32" and weight.rows % ROWS:
         raise BuildError(f"{weight.name} has {weight.rows} rows; GPU targets need a multiple of {ROWS} in gated layers")
-    rows = rows_of_pass(c.rows)
-    case = (gated.gated_matmul, weight.format, rows, ACTIVATIONS[op.scalar(act)], form)
+    share = share_of_matmul(traits, weight.format, c.rows, matrices=2)
+    case = (gated.gated_matmul, weight.format, share, ACTIVATIONS[op.scalar(act)], form)
     c.launch(request(*case), weight.name,
-             Units(matmul.units(c.rows, weight.rows, rows)),
-             [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), c.rows // rows, weight.columns,
-              weight.rows],
+             Units(share.workgroups(c.rows, weight.rows)),
+             [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), c.rows // share.rows,
+              weight.columns, weight.rows],
              bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns,
              variants=_variants(traits, _choice(weight, 2 * weight.rows), *case))
 
@@ -98,7 +99,7 @@ def _linear_argmax(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> 
     best, index = c.temporary(parts * c.rows * 4), c.temporary(parts * c.rows * 4)
     case = (matmul.matmul_argmax, weight.format, rows)
     c.launch(request(*case), weight.name,
-             Units(matmul.units(c.rows, weight.rows, rows)),
+             Units(Share(rows, 1).workgroups(c.rows, weight.rows)),
              [*c.operands(x), c.operand(w), best, index, weight.columns, weight.rows, c.rows],
              bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns,
              variants=_variants(traits, _choice(weight, weight.rows), *case))

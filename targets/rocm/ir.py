@@ -25,8 +25,8 @@ _TVM_TRIPLE = f"{TRIPLE}-hcc"
 _GROUP_SIZE = '"amdgpu-flat-work-group-size"'
 _WAVES = 6  # leaves a wave 240 registers where a SIMD has 1536, 160 where it has 1024
 
-_FENCE = re.compile(r"^ .*call void @dflashc_(release|acquire)\(.*$", re.MULTILINE)
-_FENCE_DECLARATION = re.compile(r"^declare .*@dflashc_(release|acquire)\(.*$", re.MULTILINE)
+_FENCE = re.compile(r"^ .*call void @dflashc_(workgroup|wavefront)_(release|acquire)\(.*$", re.MULTILINE)
+_FENCE_DECLARATION = re.compile(r"^declare .*@dflashc_\w+_(release|acquire)\(.*$", re.MULTILINE)
 _HALF_HELPER = re.compile(r"^define weak dso_local .*@__(truncsfhf2|extendhfsf2)\(.*?^}$", re.MULTILINE | re.DOTALL)
 _DEVICE_ATTRIBUTE = re.compile(r' "(amdgpu-[a-z0-9-]+|uniform-work-group-size)"(="[^"]*")?')
 _KERNEL = re.compile(r"^(define [^\n]*amdgpu_kernel void @[^\n]*\)[^\n]*#(\d+)) ?{", re.MULTILINE)
@@ -62,15 +62,20 @@ def _spelling(name: str, dtype: str, arguments: Sequence[Any]) -> Any:
 
 
 def _with_fences(function: Any) -> Any:
-    """Every barrier between two calls of unknown functions, which no optimiser moves memory accesses across."""
+    """Every barrier between two calls of unknown functions, which no optimiser moves memory accesses across.
+
+    Of a wave's barrier nothing else is left: its lanes run in step.
+    """
     import tvm_ffi
     from tvm import tirx
 
     def fenced(x: Any) -> Any:
         if type(x.value).__name__ != "Call" or x.value.op.name != "tirx.tvm_storage_sync":
             return x
-        before, after = (tirx.Evaluate(tirx.call_extern("void", f"dflashc_{f}")) for f in ("release", "acquire"))
-        return tirx.SeqStmt([before, x, after])
+        wave = x.value.args[0].value == "warp"
+        before, after = (tirx.Evaluate(tirx.call_extern("void", f"dflashc_{'wavefront' if wave else 'workgroup'}_{f}"))
+                         for f in ("release", "acquire"))
+        return tirx.SeqStmt([before, after] if wave else [before, x, after])
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Evaluate, fenced)))
 
@@ -97,7 +102,7 @@ def _with_cells(function: Any) -> Any:
 
 def _corrected(text: str, kernel: Kernel) -> str:
     text = text.replace(_TVM_TRIPLE, TRIPLE)
-    text = _FENCE.sub(r'  fence syncscope("workgroup") \1', text)
+    text = _FENCE.sub(r'  fence syncscope("\1") \2', text)
     text = _FENCE_DECLARATION.sub("", _HALF_HELPER.sub("", text))
     text = _DEVICE_ATTRIBUTE.sub("", text).replace("= { }", "= { nounwind }")  # deduced while the fences were calls
     found = _KERNEL.findall(text)

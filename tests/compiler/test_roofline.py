@@ -1,5 +1,6 @@
 """Rooflines: bytes against a published file, arithmetic by hand, and the page in docs/."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from dflashc.compiler.roofline import Body, Matrix, Pair, Work, render
 from dflashc.targets.devices import DeviceLimits
 
-SLOW = DeviceLimits("slow", "cpu", bandwidth=100, dot_rate=1000, memory=1, launch_seconds=0.5)
+SLOW = DeviceLimits("slow", "cpu", bandwidth=100, dot_rate=1000, memory=1, launch_seconds=0.5, float_rate=100)
 QWEN3_8B = Body(hidden=4096, layers=36, feed_forward=12288, query_heads=32, kv_heads=8, head_size=128)
 SMALL = Body(hidden=256, layers=2, feed_forward=512, query_heads=4, kv_heads=2, head_size=64, window=16,
              windowed_layers=1, formats=("Q8_0", "Q8_0"))
@@ -39,6 +40,18 @@ def test_work_by_hand() -> None:
     (Work(1000, 100, 1), 10), (Work(100, 5000, 1), 5), (Work(100, 100, 7), 3.5)])
 def test_the_first_limit_counts(work: Work, seconds: float) -> None:
     assert work.seconds(SLOW) == seconds
+
+
+def test_prefill_by_hand() -> None:
+    """4 float operations for 32 products: 0.00125 s a product at 100 a second, beside or after 0.001 s at 1000."""
+    assert SLOW.prefill_rate(4) == pytest.approx(1 / 0.00225)
+    assert replace(SLOW, floats_beside=True).prefill_rate(4) == pytest.approx(1 / 0.00125)
+    assert replace(SLOW, floats_beside=True, dot_rate=500).prefill_rate(4) == pytest.approx(500)
+    fast = replace(SLOW, matrix_rate=4000)
+    assert fast.prefill_rate(4) == pytest.approx(1 / 0.0015)
+    pair = Pair("", 1000, SMALL, SMALL, version=1, taps=3, block_size=8)
+    layer = (256 + 128 + 128 + 256 + 3 * 512) * 256
+    assert pair.prefill_seconds(fast) == pytest.approx(2 * layer * (1 / 4000 + 3 / 3200))
 
 
 def test_page_is_up_to_date() -> None:

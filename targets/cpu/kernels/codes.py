@@ -8,7 +8,7 @@ from tvm import tirx
 
 from dflashc.targets.cpu.builder import Expr, bind, const, i64, load, reinterpret
 from dflashc.targets.cpu.traits import Traits
-from dflashc.targets.packing import QUADS, PackedFormat, plane_shift, plane_unit
+from dflashc.targets.packing import HALF, QUADS, PackedFormat, plane_shift, plane_unit
 
 
 def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr,
@@ -32,7 +32,8 @@ def block_quads(traits: Traits, layout: PackedFormat, weight: Expr, start: Expr,
     for quad in range(QUADS):
         parts, first, shift = [], 0, 0
         for width in layout.planes:
-            unit, position = first + plane_unit(width, quad), plane_shift(width, quad)
+            where = divmod(quad, HALF)
+            unit, position = first + plane_unit(width, *where), plane_shift(width, *where)
             if unit not in held:
                 held[unit] = vector(unit)
             parts.append(_bits(held[unit], words, width, position, shift))

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from dflashc.targets.gpu.builder import Expr, bind, cast, i32, load, reinterpret, u32
+from dflashc.targets.gpu.builder import Expr, bind, cast, f32, i32, load, reinterpret, u32
+from dflashc.targets.gpu.kernels.exact_floats import float_of
 from dflashc.targets.gpu.traits import Traits
-from dflashc.targets.packing import ALIGNMENT, BLOCK, QUADS, PackedFormat, plane_shift, plane_unit
+from dflashc.targets.packing import ALIGNMENT, BLOCK, HALF, PackedFormat, plane_shift, plane_unit
 
 LANES = 16
 """Rows of a row group."""
 
-_SIGN = 0x80808080
+_EACH = 0x01010101
+_SIGN = 0x80 * _EACH
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,38 @@ class PackedRow:
 
     def words(self, block: Expr) -> list[Expr]:
         """The block's 32 codes as 8 words of 4 bytes, uint32, in the order of K: as stored, but 8-bit codes signed."""
+        lower, upper = self._quads(block, range(HALF))
+        return lower + upper
+
+    def signed_words(self, block: Expr, places: Sequence[Expr]) -> list[list[Expr]]:
+        """Of each half of the block the quads at `places` (0 to 3), as words of 4 signed bytes, uint32.
+
+        Nothing is left to be subtracted from them, unlike from those of `words`.
+        """
+        offset = code_offset(self.layout)
+        halves = self._quads(block, places)
+        if not offset:
+            return halves
+        return [[bind(((w | u32(_SIGN)) - u32(offset * _EACH)) ^ u32(_SIGN)) for w in words] for words in halves]
+
+    def _quads(self, block: Expr, places: Sequence[Expr | int]) -> list[list[Expr]]:
+        """The quads at `places` of each half, without what is common to two being read twice."""
         first = bind(self.start + (block * self.layout.bits) * LANES + self.lane)
-        held: dict[int, Expr] = {}
-        words = []
-        for quad in range(QUADS):
-            value, unit, shift = None, 0, 0
+        held: dict[tuple[int, ...], Expr] = {}
+
+        def quad(half: int, number: int) -> Expr:
+            place, value, unit, shift = places[number], None, 0, 0
             for width in self.layout.planes:
-                at = unit + plane_unit(width, quad)
-                if at not in held:
-                    held[at] = bind(load(self.weight, first + at * LANES))
-                part = _bits(held[at], width, plane_shift(width, quad), shift)
+                at = unit + plane_unit(width, half, place)
+                key = (unit, half if width in (8, 2) else 0, number if width in (8, 4) else 0)
+                if key not in held:
+                    held[key] = bind(load(self.weight, first + at * LANES))
+                part = _bits(held[key], width, plane_shift(width, half, place), shift)
                 value = part if value is None else value | part
                 unit, shift = unit + width, shift + width
-            words.append(bind(value ^ u32(_SIGN) if self.layout.bits == 8 else value))
-        return words
+            return bind(value ^ u32(_SIGN) if self.layout.bits == 8 else value)
+
+        return [[quad(half, number) for number in range(len(places))] for half in range(2)]
 
     def scales(self, block: Expr) -> BlockScales:
         """What the block's codes are multiplied with."""
@@ -79,10 +99,10 @@ class PackedRow:
         headers, layout = self._headers(), self.layout
         if layout.scale_dtype == "float32":
             word = load(self.weight, tirx.shift_right(headers, i32(1)) + block * LANES + self.lane)
-            return BlockScales((), (), bind(reinterpret("float32", word)), None)
+            return BlockScales((bind(reinterpret("float32", word)),), ())
         first = bind(headers + block * (LANES * (1 + layout.minimum)) + self.lane)
-        minimum = bind(self.traits.half_to_float(self._half(first + LANES))) if layout.minimum else None
-        return BlockScales((), (), bind(self.traits.half_to_float(self._half(first))), minimum)
+        minima = (bind(self.traits.half_to_float(self._half(first + LANES))),) if layout.minimum else ()
+        return BlockScales((bind(self.traits.half_to_float(self._half(first))),), minima)
 
     def _super_scales(self, block: Expr) -> BlockScales:
         layout = self.layout
@@ -92,30 +112,32 @@ class PackedRow:
         pair = self._half(header + tirx.truncmod(block, i32(blocks)) * LANES)
         floats = bind(header + blocks * LANES)
         scale = bind(self.traits.half_to_float(self._half(floats)))
-        minimum = bind(self.traits.half_to_float(self._half(floats + LANES))) if layout.minimum else None
         low, high = pair & u32(0xFF), tirx.shift_right(pair, u32(8))
+        if not layout.minimum:
+            signed = [tirx.shift_right(cast("int32", tirx.shift_left(part, u32(24))), i32(24)) for part in (low, high)]
+            return BlockScales(tuple(_scaled(scale, s) for s in signed), ())
+        subtracted = bind(f32(0) - bind(self.traits.half_to_float(self._half(floats + LANES))))
         if layout.name == "q2_k":
-            nibbles = [bind(cast("int32", part & u32(15))) for part in (low, high)]
-            minima = [bind(cast("int32", tirx.shift_right(part, u32(4)))) for part in (low, high)]
-            return BlockScales(tuple(nibbles), tuple(minima), scale, minimum)
-        if layout.minimum:
-            return BlockScales((bind(cast("int32", low)),), (bind(cast("int32", high)),), scale, minimum)
-        signed = [bind(tirx.shift_right(cast("int32", tirx.shift_left(part, u32(24))), i32(24)))
-                  for part in (low, high)]
-        return BlockScales(tuple(signed), (), scale, None)
+            nibbles = [(part & u32(15), tirx.shift_right(part, u32(4))) for part in (low, high)]
+            return BlockScales(tuple(_scaled(scale, n) for n, _ in nibbles),
+                               tuple(_scaled(subtracted, m) for _, m in nibbles))
+        return BlockScales((_scaled(scale, low),), (_scaled(subtracted, high),))
+
+
+def _scaled(scale: Expr, integer: Expr) -> Expr:
+    """A float16 times an integer of 8 bits, exact in float32."""
+    return bind(scale * float_of(cast("int32", integer)))
 
 
 @dataclass(frozen=True)
 class BlockScales:
-    """scale * Σ integers[h] * codes of part h, minus minimum * Σ minima[h] (minus minimum alone without minima).
+    """weight = factors[h] * code + minima[h] of part h, the whole block or one of its halves; all float32.
 
-    The integers are one for the whole block or one for each half, int32; none stands for 1.
+    `minima` is empty in formats without.
     """
 
-    integers: tuple[Expr, ...]
+    factors: tuple[Expr, ...]
     minima: tuple[Expr, ...]
-    scale: Expr
-    minimum: Expr | None
 
 
 def quant_words(layout: PackedFormat, columns: Expr) -> Expr:
@@ -141,10 +163,13 @@ def code_bytes(words: Sequence[Expr], element: int) -> Expr:
     return cast("int32", tirx.shift_right(words[element // 4], u32(8 * (element % 4))) & u32(0xFF))
 
 
-def _bits(word: Expr, width: int, position: int, target: int) -> Expr:
+def _bits(word: Expr, width: int, position: Expr | int, target: int) -> Expr:
     """Bits [position, position + width) of each byte, moved to bit `target`."""
     if width == 8:
         return word
+    mask = ((1 << width) - 1) * _EACH
+    if not isinstance(position, int):
+        return tirx.shift_left(tirx.shift_right(word, cast("uint32", position)) & u32(mask), u32(target))
     move = target - position
     moved = tirx.shift_left(word, u32(move)) if move > 0 else tirx.shift_right(word, u32(-move)) if move else word
-    return moved & u32((((1 << width) - 1) << target) * 0x01010101)
+    return moved & u32(mask << target)

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 from tvm import tirx
 
-from dflashc.targets.gpu.builder import Expr, bind, cast, f32, fma, i32, reinterpret, select
+from dflashc.targets.gpu.builder import Expr, bind, f32, fma, i32, reinterpret, select
+from dflashc.targets.gpu.kernels.exact_floats import nearest
 
 LOG2_E = 1.4426950408889634
-
-_ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves the integer nearest in the low mantissa bits
-_ROUND_BITS = 0x4B400000
 
 
 def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
@@ -31,8 +29,8 @@ def exp2(x: Expr) -> Expr:
     2^x = 2^n * 2^f with |f| <= 1/2; coefficients of Cephes' exp2f (Moshier, 1984).
     """
     x = bind(tirx.max(x, f32(-127)))  # n >= -127, for which the bits of 2^n are those of 0
-    whole = bind(reinterpret("int32", bind(x + f32(_ROUND))) - i32(_ROUND_BITS))
-    f = bind(x - cast("float32", whole))
+    whole, nearest_x = nearest(x)
+    f = bind(x - nearest_x)
     p = polynomial(f, (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
                        2.402264791363012e-1, 6.931472028550421e-1, 1.0))
     return bind(p * reinterpret("float32", tirx.shift_left(whole + i32(127), i32(23))))

@@ -7,7 +7,7 @@ import math
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, bind, cast, f32, fma, i32, load, store
+from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, bind, cast, fma, i32, load, store
 from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, code_bytes, code_offset, group_words
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import BLOCK, PACKED_FORMATS
@@ -50,16 +50,11 @@ def block_values(row: PackedRow, block: Expr) -> list[Expr]:
     if layout.family == "float":
         return [row.value(bind(block * BLOCK + element)) for element in range(BLOCK)]
     words, scales = row.words(block), row.scales(block)
-    factors = [bind(scales.scale * cast("float32", i)) for i in scales.integers] or [scales.scale]
-    added: list[Expr] = []
-    if scales.minimum is not None:
-        # 4.1 and 5.1 store what is added, K-quants what is subtracted, in units of an integer
-        added = [bind(f32(0) - scales.minimum * cast("float32", i)) for i in scales.minima] or [scales.minimum]
     values = []
     for element in range(BLOCK):
         code = bind(cast("float32", _code(row, words, element)))
-        factor = factors[element * len(factors) // BLOCK]
-        values.append(bind(fma(code, factor, added[element * len(added) // BLOCK]) if added else code * factor))
+        factor, *minimum = (of[element * len(of) // BLOCK] for of in (scales.factors, scales.minima) if of)
+        values.append(bind(fma(code, factor, *minimum) if minimum else code * factor))
     return values
 
 

@@ -27,8 +27,8 @@ from dflashc.targets.gpu.builder import (
 from dflashc.targets.gpu.kernels.attention_head import LANES, HeadNorm, Rotation, head_vector
 from dflashc.targets.gpu.kernels.kv_cache import kv_type
 from dflashc.targets.gpu.kernels.kv_type import Place
-from dflashc.targets.gpu.kernels.matmul import split
 from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, emit_products_of
+from dflashc.targets.gpu.kernels.shares import split
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
 

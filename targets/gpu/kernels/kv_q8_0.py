@@ -33,6 +33,7 @@ from dflashc.targets.gpu.builder import (
     u32,
 )
 from dflashc.targets.gpu.kernels.attention_head import LANES
+from dflashc.targets.gpu.kernels.exact_floats import OFFSET_BITS, float_of_sum
 from dflashc.targets.gpu.kernels.kv_type import KEYS, QUERIES, Place, half_bits
 from dflashc.targets.gpu.kernels.quantised_rows import GROUP, PITCH, emit_group
 from dflashc.targets.gpu.kernels.reduction import tree
@@ -129,12 +130,12 @@ class Q8:
             words = [bind(load(keys, codes + (block * _WORDS + i) * KEYS)) for i in range(_WORDS)]
             scale = self._scale(bind(load(keys, scales + tirx.truncdiv(block, i32(2)) * KEYS)), block)
             for q in range(QUERIES):
-                query, dot = bind(block + q * self._blocks), i32(0)
+                query, dot = bind(block + q * self._blocks), i32(OFFSET_BITS)
                 for i, word in enumerate(words):
                     code = load(self._query_codes, query * _WORDS + i)
                     dot = bind(self.traits.dot4(code, cast("int32", word), dot))
                 factor = bind(scale * load(self._query_scales, query))
-                store(scores, q, fma(cast("float32", dot), factor, load(scores, q)))
+                store(scores, q, fma(float_of_sum(dot), factor, load(scores, q)))
 
     def _scale(self, word: Expr, block: Expr) -> Expr:
         """The scale of block number `block` of a token, float32, from the word that holds it."""

@@ -16,24 +16,21 @@ from dflashc.targets.gpu.kernels.row_groups import (
     SLICES,
     Products,
     activation_arguments,
-    emit_products,
+    emit_products_of,
+    row_of_unit,
 )
+from dflashc.targets.gpu.kernels.shares import Share, declare_products, emit_parts, split
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
 
 
-def units(rows: int, weight_rows: int, compiled_rows: int) -> int:
-    """Workgroups of a matmul: 32 weight rows times `compiled_rows` activation rows each."""
-    return math.ceil(weight_rows / ROWS) * math.ceil(rows / compiled_rows)
-
-
-def matmul(traits: Traits, format_name: str, rows: int, epilogue: str, slices: int = SLICES) -> Kernel:
-    """y[m, column + r] = x[m] . w[r] (+ bias[r]). Workgroup = 32 weight rows of `rows` activation rows.
+def matmul(traits: Traits, format_name: str, share: Share, epilogue: str, slices: int = SLICES) -> Kernel:
+    """y[m, column + r] = x[m] . w[r] (+ bias[r]).
 
     Parameters
     ----------
-    rows : int
-        Activation rows of a pass, at most 16; the launch has a multiple of it.
+    share : Share
+        Of a workgroup; the launch has a multiple of its activation rows.
     epilogue : str
         "store" or "store_bias".
     slices : int
@@ -46,7 +43,7 @@ def matmul(traits: Traits, format_name: str, rows: int, epilogue: str, slices: i
     start).
     """
     layout = PACKED_FORMATS[format_name]
-    k = KernelBuilder(f"matmul_{format_name}_{rows}_{epilogue}", traits)
+    k = KernelBuilder("matmul", traits)
     biased = epilogue == "store_bias"
     arguments = [*activation_arguments(format_name), ("weight", "uint32"), *([("bias", "float32")] if biased else []),
                  ("output", "float32"),
@@ -56,17 +53,20 @@ def matmul(traits: Traits, format_name: str, rows: int, epilogue: str, slices: i
         bias = values[-7] if biased else None
         output, passes, columns, weight_rows, leading, column = values[-6:]
         with k.workgroups(slices * ROWS) as (group, thread):
-            products = Products.declare(k, rows, slices)
-            unit, first_row = split(group, passes, rows)
-            emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
-            for turn in range(math.ceil(products.entries() / products.threads)):
-                entry = bind(thread + turn * products.threads)
-                row = bind(unit * ROWS + tirx.truncmod(entry, i32(ROWS)))
-                with T.If(tirx.all(entry < products.entries(), row < weight_rows)), T.Then():
-                    value = products.total(entry)
-                    if bias is not None:
-                        value = bind(value + load(bias, row))
-                    store(output, (first_row + tirx.truncdiv(entry, i32(ROWS))) * leading + column + row, value)
+            products = declare_products(k, share, slices)
+            place, first_row = split(group, passes, share.rows)
+            units = [bind(place * share.units + unit) for unit in range(share.units)]
+            for number, part_row in emit_parts(traits, layout, share, [(weight, unit) for unit in units], thread,
+                                               weight_rows, activations, first_row, columns, products):
+                first = bind(first_row + part_row)
+                for turn in range(math.ceil(products.entries() / products.threads)):
+                    entry = bind(thread + turn * products.threads)
+                    row = bind(units[number] * ROWS + tirx.truncmod(entry, i32(ROWS)))
+                    with T.If(tirx.all(entry < products.entries(), row < weight_rows)), T.Then():
+                        value = products.total(entry)
+                        if bias is not None:
+                            value = bind(value + load(bias, row))
+                        store(output, (first + tirx.truncdiv(entry, i32(ROWS))) * leading + column + row, value)
     return k.kernel
 
 
@@ -81,7 +81,7 @@ def matmul_argmax(traits: Traits, format_name: str, rows: int, slices: int = SLI
     launch); then the scalars columns (K), weight_rows, total_rows (activation rows of the launch).
     """
     layout = PACKED_FORMATS[format_name]
-    k = KernelBuilder(f"matmul_argmax_{format_name}_{rows}", traits)
+    k = KernelBuilder("matmul_argmax", traits)
     arguments = [*activation_arguments(format_name), ("weight", "uint32"), ("value", "float32"), ("index", "int32"),
                  *((n, "i32") for n in ("columns", "weight_rows", "total_rows"))]
     with k.build(arguments) as values:
@@ -90,7 +90,8 @@ def matmul_argmax(traits: Traits, format_name: str, rows: int, slices: int = SLI
             products = Products.declare(k, rows, slices)
             totals = k.shared(products.entries(), "float32")
             unit, first_row = split(group, bind(tirx.truncdiv(total_rows, i32(rows))), rows)
-            emit_products(traits, layout, weight, unit, thread, weight_rows, activations, first_row, columns, products)
+            emit_products_of(traits, layout, weight, row_of_unit(unit, thread, weight_rows), thread, activations,
+                             first_row, columns, products)
             for turn in range(math.ceil(products.entries() / products.threads)):
                 entry = bind(thread + turn * products.threads)
                 with T.If(entry < products.entries()), T.Then():
@@ -115,11 +116,3 @@ def _emit_best(totals: Expr, row: Expr, first: Expr, weight_rows: Expr, outputs:
             store(index, 0, first + r)
     store(outputs[0], target, load(value, 0))
     store(outputs[1], target, load(index, 0))
-
-
-def split(group: Expr, passes: Expr, rows: int) -> tuple[Expr, Expr]:
-    """Which 32 weight rows a workgroup takes, and its first activation row.
-
-    Neighbours take the same weights, so that these come from memory once and for the other passes from a cache.
-    """
-    return bind(tirx.truncdiv(group, passes)), bind(tirx.truncmod(group, passes) * rows)

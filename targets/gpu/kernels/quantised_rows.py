@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from tvm import tirx
 
-from dflashc.targets.gpu.builder import Expr, bind, f32, i32, load, reinterpret, select, store
+from dflashc.targets.gpu.builder import Expr, bind, f32, i32, load, select, store
+from dflashc.targets.gpu.kernels.exact_floats import nearest
 from dflashc.targets.gpu.kernels.reduction import add, tree
 
 GROUP = 32
@@ -19,7 +20,6 @@ PITCH = GROUP + 1
 """Floats from one group in shared memory to the next, so that threads reading groups meet different banks."""
 
 _TINY = 1e-36  # below it 127 / max|x| would overflow; such a group is stored as zeros
-_ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, half to even
 
 
 def form_arguments(form: str, prefix: str) -> list[tuple[str, str]]:
@@ -40,15 +40,10 @@ def emit_group(source: Expr, first: Expr, buffers: Sequence[Expr], group: Expr) 
     normal = bind(largest > f32(_TINY))
     store(scale, group, select(normal, largest / f32(127), f32(0)))
     inverse = bind(select(normal, f32(127) / largest, f32(0)))
-    rounded = [_round(bind(v * inverse)) for v in values]
+    integers = [nearest(bind(v * inverse))[0] for v in values]
     for word in range(GROUP // 4):
-        parts = [tirx.shift_left(rounded[word * 4 + j] & i32(0xFF), i32(8 * j)) for j in range(4)]
+        parts = [tirx.shift_left(integers[word * 4 + j] & i32(0xFF), i32(8 * j)) for j in range(4)]
         store(codes, group * (GROUP // 4) + word, parts[0] | parts[1] | parts[2] | parts[3])
     for buffer in sums:
         for half in range(2):
-            store(buffer, group * 2 + half, tree(rounded[half * 16 : half * 16 + 16], add))
-
-
-def _round(x: Expr) -> Expr:
-    """Half to even, |x| < 2^22, int32."""
-    return bind(reinterpret("int32", bind(x + f32(_ROUND))) - i32(0x4B400000))
+            store(buffer, group * 2 + half, tree(integers[half * 16 : half * 16 + 16], add))

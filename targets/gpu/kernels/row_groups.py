@@ -1,8 +1,8 @@
 """The inner products of matmuls: 32 rows of packed weights times up to 16 activation rows, by one workgroup.
 
-A workgroup takes two row groups of 16 rows; its slices of 32 threads share the blocks of 32 along K in turns, and their
-sums meet in shared memory in a tree. The order of additions depends on the format and on the number of slices alone:
-never on how many activation rows there are. Knows nothing of what happens to the results.
+A workgroup takes two row groups of 16 rows at a time; its slices of 32 threads share the blocks of 32 along K in turns,
+and their sums meet in shared memory in a tree. The order of additions depends on the format and on the number of slices
+alone: never on how many activation rows there are. Knows nothing of what happens to the results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dflashc.targets.gpu.builder import (
     KernelBuilder,
     barrier,
     bind,
-    cast,
     f32,
     fma,
     i32,
@@ -28,7 +27,9 @@ from dflashc.targets.gpu.builder import (
     reinterpret,
     store,
 )
+from dflashc.targets.gpu.kernels.block_products import add_block
 from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, code_offset, group_words
+from dflashc.targets.gpu.kernels.exact_floats import OFFSET_BITS, float_of, float_of_sum
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import BLOCK, PACKED_FORMATS, QUADS, PackedFormat
 
@@ -84,83 +85,94 @@ class Products:
         return self.rows * ROWS
 
 
-def emit_products(traits: Traits, layout: PackedFormat, weight: Expr, unit: Expr, thread: Expr, weight_rows: Expr,
-                  activations: Sequence[Expr], first_row: Expr, columns: Expr, products: Products) -> None:
-    """Multiply weight rows 32 * unit … with `products.rows` activation rows from `first_row` on.
-
-    Ends with a barrier: all threads may read `products`. Rows that do not exist give some product of others.
-    """
-    place = bind(tirx.truncmod(thread, i32(ROWS)))
-    last = tirx.truncdiv(weight_rows + (LANES - 1), i32(LANES)) - 1
-    group = bind(tirx.min(unit * GROUPS + tirx.truncdiv(place, i32(LANES)), last))
-    emit_products_of(traits, layout, weight, bind(group * LANES + tirx.truncmod(place, i32(LANES))), thread,
-                     activations, first_row, columns, products)
-
-
 def emit_products_of(traits: Traits, layout: PackedFormat, weight: Expr, weight_row: Expr, thread: Expr,
                      activations: Sequence[Expr], first_row: Expr, columns: Expr, products: Products) -> None:
-    """`emit_products` with any 32 weight rows: `weight_row` is that of place `thread` mod 32 of the results."""
+    """Multiply any 32 weight rows with `products.rows` activation rows from `first_row` on; `weight_row` is that of
+    place `thread` mod 32.
+
+    Ends with a barrier: all threads may read `products`.
+    """
+    row = packed_row(traits, layout, weight, weight_row, columns)
+    emit_store(products, thread, emit_sums([row], thread, activations, first_row, products), 0)
+
+
+def packed_row(traits: Traits, layout: PackedFormat, weight: Expr, weight_row: Expr, columns: Expr) -> PackedRow:
+    """A row of a packed matrix by its number."""
     group, lane = bind(tirx.truncdiv(weight_row, i32(LANES))), bind(tirx.truncmod(weight_row, i32(LANES)))
-    row = PackedRow(traits, layout, weight, bind(group * group_words(layout, columns)), lane, columns)
-    accumulators = local(products.rows, "float32")
-    for m in range(products.rows):
-        store(accumulators, m, f32(0))
+    return PackedRow(traits, layout, weight, bind(group * group_words(layout, columns)), lane, columns)
+
+
+def row_of_unit(unit: Expr, thread: Expr, weight_rows: Expr) -> Expr:
+    """The weight row of a thread in the unit of 32 rows of this number; the last group's where there is none."""
+    place = bind(tirx.truncmod(thread, i32(ROWS)))
+    last = tirx.truncdiv(weight_rows + (LANES - 1), i32(LANES)) - 1
+    group = tirx.min(unit * GROUPS + tirx.truncdiv(place, i32(LANES)), last)
+    return bind(group * LANES + tirx.truncmod(place, i32(LANES)))
+
+
+def emit_sums(rows: Sequence[PackedRow], thread: Expr, activations: Sequence[Expr], first_row: Expr,
+              products: Products) -> Expr:
+    """What the thread's slice gives for each of its rows times each activation row: float32 [row][activation row].
+
+    With more rows an activation is loaded less often.
+    """
+    layout, columns, slices = rows[0].layout, rows[0].columns, products.slices
+    sums = local(len(rows) * products.rows, "float32")
+    for i in range(len(rows) * products.rows):
+        store(sums, i, f32(0))
     slice_ = bind(tirx.truncdiv(thread, i32(ROWS)))
     blocks = bind(tirx.truncdiv(columns, i32(BLOCK)))
-    slices = products.slices
     with T.serial(i32(0), bind(tirx.truncdiv(blocks - slice_ + (slices - 1), i32(slices)))) as turn:
         block = bind(slice_ + turn * slices)
         if layout.family == "float":
-            _add_floats(row, block, blocks, activations[0], first_row, accumulators, products.rows)
+            _add_floats(rows, block, blocks, activations[0], first_row, sums, products.rows)
         else:
-            _add_codes(row, block, blocks, activations, first_row, accumulators, products.rows)
+            _add_codes(rows, block, blocks, activations, first_row, sums, products.rows)
+    return sums
+
+
+def emit_store(products: Products, thread: Expr, sums: Expr, row: int) -> None:
+    """Row `row` of `emit_sums` as products, for all threads to read."""
     for m in range(products.rows):
-        store(products.sums, thread + m * products.threads, load(accumulators, m))
+        store(products.sums, thread + m * products.threads, load(sums, row * products.rows + m))
     barrier()
 
 
-def _add_floats(row: PackedRow, block: Expr, blocks: Expr, values: Expr, first_row: Expr, accumulators: Expr,
+def _add_floats(rows: Sequence[PackedRow], block: Expr, blocks: Expr, values: Expr, first_row: Expr, sums: Expr,
                 count: int) -> None:
     with T.serial(i32(0), i32(BLOCK // 4)) as quad:
-        weights = [row.value(bind(block * BLOCK + quad * 4 + j)) for j in range(4)]
+        weights = [[row.value(bind(block * BLOCK + quad * 4 + j)) for j in range(4)] for row in rows]
         for m in range(count):
             inputs = load4(values, (first_row + m) * (blocks * (BLOCK // 4)) + block * (BLOCK // 4) + quad)
-            for weight, value in zip(weights, inputs, strict=True):
-                store(accumulators, m, fma(weight, value, load(accumulators, m)))
+            for number, own in enumerate(weights):
+                at = number * count + m
+                for weight, value in zip(own, inputs, strict=True):
+                    store(sums, at, fma(weight, value, load(sums, at)))
 
 
-def _add_codes(row: PackedRow, block: Expr, blocks: Expr, activations: Sequence[Expr], first_row: Expr,
-               accumulators: Expr, count: int) -> None:
-    """One block: exact integers first, then one or two multiply-adds in float32."""
-    codes, activation_scale, sums = activations
-    words = [bind(reinterpret("int32", w)) for w in row.words(block)]
-    scales = row.scales(block)
-    parts = max(1, len(scales.integers), len(scales.minima))
-    offset = code_offset(row.layout)
+def _add_codes(rows: Sequence[PackedRow], block: Expr, blocks: Expr, activations: Sequence[Expr], first_row: Expr,
+               sums: Expr, count: int) -> None:
+    codes, activation_scale, activation_sums = activations
+    weights = [([bind(reinterpret("int32", w)) for w in row.words(block)], row.scales(block)) for row in rows]
+    offset, parts, minima = code_offset(rows[0].layout), len(weights[0][1].factors), weights[0][1].minima
     for m in range(count):
         at = bind((first_row + m) * blocks + block)
         inputs = [*load4(codes, at * 2), *load4(codes, at * 2 + 1)]
-        dots = []
-        for part in range(parts):
-            dot = i32(0)
-            for q in range(part * QUADS // parts, (part + 1) * QUADS // parts):
-                dot = bind(row.traits.dot4(words[q], inputs[q], dot))
-            dots.append(dot)
-        halves = []
-        if offset or scales.minimum is not None:
-            halves = [bind(load(sums, at * 2)), bind(load(sums, at * 2 + 1))]
-        part_sums = halves if parts == 2 else [bind(halves[0] + halves[1])] if halves else []
-        if offset:
-            dots = [bind(d - s * offset) for d, s in zip(dots, part_sums, strict=True)]
-        if scales.integers:
-            dots = [bind(d * s) for d, s in zip(dots, scales.integers, strict=True)]
-        value = cast("float32", dots[0] + dots[1] if parts == 2 else dots[0])
         input_scale = bind(load(activation_scale, at))
-        total = fma(value, bind(scales.scale * input_scale), load(accumulators, m))
-        if scales.minimum is not None:
-            corrections = [bind(s * i) for s, i in zip(part_sums, scales.minima, strict=True)] if scales.minima \
-                else part_sums
-            correction = cast("float32", corrections[0] + corrections[1] if parts == 2 else corrections[0])
-            sign = f32(1 if not scales.minima else -1)  # 4.1 and 5.1 store what is added, K-quants what is subtracted
-            total = fma(correction, bind(scales.minimum * input_scale * sign), bind(total))
-        store(accumulators, m, total)
+        part_sums = load_sums(activation_sums, at, parts) if offset or minima else []
+        input_sums = [bind(float_of(s) * input_scale) for s in part_sums] if minima else []
+        for number, (words, scales) in enumerate(weights):
+            dots = []
+            for part in range(parts):
+                dot = i32(OFFSET_BITS)
+                for q in range(part * QUADS // parts, (part + 1) * QUADS // parts):
+                    dot = bind(rows[0].traits.dot4(words[q], inputs[q], dot))
+                dots.append(float_of_sum(dot - part_sums[part] * offset if offset else dot))
+            index = number * count + m
+            store(sums, index, add_block(scales, dots, input_scale, input_sums, load(sums, index)))
+
+
+def load_sums(sums: Expr, block: Expr, parts: int) -> list[Expr]:
+    """The sums of a block's activation codes, int32, for each of its parts."""
+    halves = [bind(load(sums, block * 2 + half)) for half in range(2)]
+    return halves if parts == 2 else [bind(halves[0] + halves[1])]

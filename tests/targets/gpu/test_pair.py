@@ -1,5 +1,5 @@
-"""Every kernel of the shipped pair, and those of other heads and caches, for every kind of GPU: compiled, and kept in
-registers.
+"""Every kernel of the shipped pair, and those of other heads, caches and formats, for every kind of GPU: compiled, and
+kept in registers.
 """
 
 from contextlib import closing
@@ -12,10 +12,15 @@ from dflashc.runtime.artefact import GPU_CODE
 from dflashc.runtime.manifest import Requirements
 from dflashc.targets.cuda.cubin import read_cubin
 from dflashc.targets.gpu.kernels.attention import attention
+from dflashc.targets.gpu.kernels.gated import gated_matmul
 from dflashc.targets.gpu.kernels.kv_cache import KV_TYPES
 from dflashc.targets.gpu.kernels.kv_injection import kv_injection
+from dflashc.targets.gpu.kernels.matmul import matmul
+from dflashc.targets.gpu.kernels.row_groups import ROWS, SLICES
+from dflashc.targets.gpu.requests import share_of_matmul
+from dflashc.targets.packing import PACKED_FORMATS
 from dflashc.targets.registry import find_target
-from dflashc.targets.requests import request
+from dflashc.targets.requests import KernelRequest, request
 from dflashc.targets.rocm.code_object import read_code_object
 from tests.targets.gpu.building import require_toolchain
 from tests.targets.vulkan import radv
@@ -26,11 +31,22 @@ HEADS = [x for size in (64, 128, 256) for kv in KV_TYPES for x in (
     request(attention, size, "neox", True, kv), request(kv_injection, "q4_k", 16, size, "neox", "store", kv))]
 
 
+def prefill_matmuls(target: str) -> list[KernelRequest]:
+    """Those of every format, end and number of slices."""
+    traits = find_target(target).traits
+    ends = [(matmul, 1, ("store",)), (gated_matmul, 2, ("silu", "q8_32s"))]
+    return [request(builder, name, share_of_matmul(traits, name, 64, matrices), *rest,
+                    *([] if slices == SLICES else [slices]))
+            for name in PACKED_FORMATS for builder, matrices, rest in ends for slices in (4, 8, 16)
+            if slices * ROWS <= traits.most_threads]
+
+
 def compile_pair(target: str, model: Path, folder: Path) -> Requirements:
     require_toolchain(target)
     drafter = model.with_name("pycode-3m-dflash2-q8_0.gguf")
     with closing(lower(BuildOptions(model, target, folder, drafter))) as lowered:
-        return find_target(target).compile([*lowered.requests.values(), *HEADS], folder, lambda done: None)
+        return find_target(target).compile([*lowered.requests.values(), *HEADS, *prefill_matmuls(target)], folder,
+                                           lambda done: None)
 
 
 def test_cuda(pycode_model: Path, tmp_path: Path) -> None:
@@ -39,7 +55,7 @@ def test_cuda(pycode_model: Path, tmp_path: Path) -> None:
     assert {name: r.stack for name, r in records.items() if r.stack} == {}
 
 
-@pytest.mark.parametrize("arch", ["gfx1100", "gfx1151"])
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1151", "gfx1201"])
 def test_rocm(arch: str, pycode_model: Path, tmp_path: Path) -> None:
     compile_pair(f"rocm-{arch}", pycode_model, tmp_path)
     found = read_code_object((tmp_path / GPU_CODE).read_bytes())
