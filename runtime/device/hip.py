@@ -209,6 +209,10 @@ class HipApi:
         """HIP's context of a device goes with the process."""
 
 
+MOST_BINDING = 1 << 32
+"""Bytes of a buffer that a kernel sees: kernels for ROCm find its elements by 32 bits, see `targets.rocm.ir`."""
+
+
 def _describe(hip: Hip, number: int) -> GpuInfo:
     name = ctypes.create_string_buffer(256)
     hip.call("hipDeviceGetName", ctypes.addressof(name), len(name), number)
@@ -221,7 +225,7 @@ def _describe(hip: Hip, number: int) -> GpuInfo:
     integrated = hip.get("hipDeviceGetAttribute", _INTEGRATED, number, of=ctypes.c_int)
     # The same on every GPU that HIP knows.
     limits = Limits(groups=(1 << 31) - 1, threads=(1024, 1024, 1024), threads_in_all=1024, shared=64 << 10,
-                    buffers=1 << 10, binding=memory, allocation=memory)
+                    buffers=1 << 10, binding=min(memory, MOST_BINDING), allocation=memory)
     return GpuInfo(name.value.decode(errors="replace"), "integrated" if integrated else "discrete",
                    f"HIP {release}.{version}", found[0].decode() if found else "", memory, limits,
                    _runtimes_up_to(release, version), "" if found else "does not tell its architecture")

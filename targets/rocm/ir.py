@@ -3,6 +3,8 @@
 - Barriers order memory: TVM writes the bare instruction, across which LLVM may carry loads and stores.
 - Workgroup sizes are those of the kernels, not a guess.
 - The triple is the one that HIP's loader knows.
+- Elements of a buffer are found by 32 bits behind its begin, which the hardware adds, and not by an address of 64 bits
+  a load. Buffers have at most `hip.MOST_BINDING` bytes for it.
 
 Knows nothing of object files.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 from dflashc.runtime.errors import TargetError
@@ -29,6 +32,10 @@ _FENCE = re.compile(r"^ .*call void @dflashc_(workgroup|wavefront)_(release|acqu
 _FENCE_DECLARATION = re.compile(r"^declare .*@dflashc_\w+_(release|acquire)\(.*$", re.MULTILINE)
 _HALF_HELPER = re.compile(r"^define weak dso_local .*@__(truncsfhf2|extendhfsf2)\(.*?^}$", re.MULTILINE | re.DOTALL)
 _DEVICE_ATTRIBUTE = re.compile(r' "(amdgpu-[a-z0-9-]+|uniform-work-group-size)"(="[^"]*")?')
+_WIDENED = re.compile(r"^  (%[\w.]+) = sext i32 (%[\w.]+) to i64$", re.MULTILINE)
+_ELEMENT = re.compile(
+    r"^  (%[\w.]+) = getelementptr inbounds (?:nuw )?(\w+), ptr addrspace\(1\) (%[\w.]+), i64 (%[\w.]+)$", re.MULTILINE)
+_SIZES = {"i8": 0, "i16": 1, "half": 1, "i32": 2, "float": 2, "i64": 3, "double": 3}  # as powers of two
 _KERNEL = re.compile(r"^(define [^\n]*amdgpu_kernel void @[^\n]*\)[^\n]*#(\d+)) ?{", re.MULTILINE)
 
 
@@ -103,13 +110,30 @@ def _with_cells(function: Any) -> Any:
 def _corrected(text: str, kernel: Kernel) -> str:
     text = text.replace(_TVM_TRIPLE, TRIPLE)
     text = _FENCE.sub(r'  fence syncscope("\1") \2', text)
-    text = _FENCE_DECLARATION.sub("", _HALF_HELPER.sub("", text))
+    text = _with_short_offsets(_FENCE_DECLARATION.sub("", _HALF_HELPER.sub("", text)))
     text = _DEVICE_ATTRIBUTE.sub("", text).replace("= { }", "= { nounwind }")  # deduced while the fences were calls
     found = _KERNEL.findall(text)
     if len(found) != 1:
         raise TargetError(f"{len(found)} kernels found in TVM's LLVM IR for {kernel.name}, 1 expected")
     size = f'{_GROUP_SIZE}="{kernel.threads},{kernel.threads}" "uniform-work-group-size"="true"'
     return text.replace(f"attributes #{found[0][1]} = {{", f"attributes #{found[0][1]} = {{ {size}")
+
+
+def _with_short_offsets(text: str) -> str:
+    """Indices are never negative, so that those which were widened to 64 bits are bytes in 32 bits just as well."""
+    indices = dict(_WIDENED.findall(text))
+    counter = count()
+
+    def element(found: re.Match[str]) -> str:
+        result, kind, buffer, wide = found.groups()
+        if wide not in indices or kind not in _SIZES:
+            return found[0]
+        offset = f"%offset.{next(counter)}"
+        return (f"  {offset} = shl nuw i32 {indices[wide]}, {_SIZES[kind]}\n"
+                f"  {offset}.wide = zext i32 {offset} to i64\n"
+                f"  {result} = getelementptr inbounds i8, ptr addrspace(1) {buffer}, i64 {offset}.wide")
+
+    return _ELEMENT.sub(element, text)
 
 
 @cache

@@ -7,10 +7,12 @@ from dflashc.targets.gpu.kernels.accept import accept
 from dflashc.targets.gpu.traits import Traits
 from tests.targets.gpu.running import run_kernel
 
+TRAITS = Traits("vulkan", "generic")
+
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 32])
 def test_longest_agreed_prefix(rows: int) -> None:
-    kernel = accept(Traits("vulkan", "generic"))
+    kernel = accept(TRAITS)
     for agreed in range(rows):
         ids = np.arange(100, 100 + rows, dtype=np.int32)
         ids[-1] = -1  # the mark of broken logits is passed on like a token

@@ -25,7 +25,7 @@ from tests.targets.cpu.test_rejection import (
 from tests.targets.gpu.running import run_kernel
 from tests.targets.gpu.test_candidates import merged, top
 
-KERNEL = judge(Traits("vulkan", "generic"), CANDIDATES)
+TRAITS = Traits("vulkan", "generic")
 COUNT = 30_000
 
 
@@ -34,7 +34,7 @@ def judged(logits: np.ndarray, proposals: np.ndarray, q: np.ndarray, parameters:
     """Tokens of all rows of logits (M, V), of which all but the last have a proposal, drawn from q (M - 1, V)."""
     rows, columns = logits.shape
     words = sampling_words(parameters, columns, draft_temperature).view(np.uint64)
-    *_, ids = run_kernel(KERNEL, [
+    *_, ids = run_kernel(judge(TRAITS, CANDIDATES), [
         *merged(*top(logits, MOST_CANDIDATES)), np.array([committed, 0]), words, np.array([-1, *proposals], np.int32),
         *laws_of(q), np.full(rows, -7, np.int32), rows], rows)
     return ids

@@ -57,6 +57,14 @@ def test_floats_and_dot_products_are_what_the_source_says() -> None:
     assert len(re.findall(r"call i32 @llvm\.amdgcn\.sudot4", ir(small_kernels.dot_rows))) == 4
 
 
+def test_buffers_are_indexed_by_32_bits() -> None:
+    """So that loads add the offset themselves: a scalar base and one register."""
+    for builder in (small_kernels.scale, small_kernels.dot_rows):
+        text = ir(builder)
+        assert len(re.findall(r"zext i32 %offset\.\d+ to i64", text)) > 0
+        assert not re.findall(r"getelementptr inbounds (?:nuw )?(?:i32|float), ptr addrspace\(1\)", text)
+
+
 def test_missing_tools_are_named_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
