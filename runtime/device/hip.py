@@ -44,6 +44,9 @@ SIGNATURES = {
 }
 """Parameters: o where a result is put, p an address or handle, s a string, z a size, u, i and b integers."""
 
+MOST_BINDING = 1 << 32
+"""Bytes of a buffer that a kernel sees: kernels for ROCm find its elements by 32 bits, see `targets.rocm.ir`."""
+
 
 def find_gpus() -> list[GpuInfo]:
     """All GPUs, in the runtime's order. Raises `TargetError` without ROCm."""
@@ -207,10 +210,6 @@ class HipApi:
 
     def close(self) -> None:
         """HIP's context of a device goes with the process."""
-
-
-MOST_BINDING = 1 << 32
-"""Bytes of a buffer that a kernel sees: kernels for ROCm find its elements by 32 bits, see `targets.rocm.ir`."""
 
 
 def _describe(hip: Hip, number: int) -> GpuInfo:

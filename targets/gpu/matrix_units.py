@@ -22,8 +22,6 @@ from dflashc.targets.packing import HALF
 
 WAVE = 32
 """Lanes that run in step, on every target with a matrix unit."""
-WEIGHT_ROWS = 16
-"""Weight rows of a tile, those of a row group."""
 
 Quads = Sequence[Sequence[Expr]]
 """Of one row, for each half of a block (or one of them): the quads that a lane holds, int32."""

@@ -34,24 +34,10 @@ class PackedRow:
     lane: Expr
     columns: Expr
 
-    def words(self, block: Expr) -> list[Expr]:
-        """The block's 32 codes as 8 words of 4 bytes, uint32, in the order of K: as stored, but 8-bit codes signed."""
-        lower, upper = self._quads(block, range(HALF))
-        return lower + upper
-
-    def signed_words(self, block: Expr, places: Sequence[Expr]) -> list[list[Expr]]:
-        """Of each half of the block the quads at `places` (0 to 3), as words of 4 signed bytes, uint32.
-
-        Nothing is left to be subtracted from them, unlike from those of `words`.
+    def quads(self, block: Expr, places: Sequence[Expr | int] = range(HALF)) -> list[list[Expr]]:
+        """Of each half of the block the quads at `places` (0 to 3): codes less the format's offset, as words of four
+        signed bytes, int32. What two of them have in common is read once.
         """
-        offset = code_offset(self.layout)
-        halves = self._quads(block, places)
-        if not offset:
-            return halves
-        return [[bind(((w | u32(_SIGN)) - u32(offset * _EACH)) ^ u32(_SIGN)) for w in words] for words in halves]
-
-    def _quads(self, block: Expr, places: Sequence[Expr | int]) -> list[list[Expr]]:
-        """The quads at `places` of each half, without what is common to two being read twice."""
         first = bind(self.start + (block * self.layout.bits) * LANES + self.lane)
         held: dict[tuple[int, ...], Expr] = {}
 
@@ -65,9 +51,15 @@ class PackedRow:
                 part = _bits(held[key], width, plane_shift(width, half, place), shift)
                 value = part if value is None else value | part
                 unit, shift = unit + width, shift + width
-            return bind(value ^ u32(_SIGN) if self.layout.bits == 8 else value)
+            return bind(reinterpret("int32", bind(self._signed(value))))
 
         return [[quad(half, number) for number in range(len(places))] for half in range(2)]
+
+    def _signed(self, codes: Expr) -> Expr:
+        """Each byte less the offset; no byte borrows from the next, since its highest bit is set meanwhile."""
+        if self.layout.bits == 8:
+            return codes ^ u32(_SIGN)
+        return ((codes | u32(_SIGN)) - u32(self.layout.offset * _EACH)) ^ u32(_SIGN) if self.layout.offset else codes
 
     def scales(self, block: Expr) -> BlockScales:
         """What the block's codes are multiplied with."""
@@ -153,14 +145,9 @@ def group_words(layout: PackedFormat, columns: Expr) -> Expr:
     return bind(tirx.truncdiv(quant_words(layout, columns) + header + (aligned - 1), i32(aligned)) * aligned)
 
 
-def code_offset(layout: PackedFormat) -> int:
-    """What is still to be subtracted from the codes of `PackedRow.words`."""
-    return 0 if layout.bits == 8 else layout.offset
-
-
-def code_bytes(words: Sequence[Expr], element: int) -> Expr:
-    """Code `element` (0 to 31) of a block's words, int32, not sign-extended."""
-    return cast("int32", tirx.shift_right(words[element // 4], u32(8 * (element % 4))) & u32(0xFF))
+def code_of(quad: Expr, element: int) -> Expr:
+    """Code `element` (0 to 3) of a quad, int32."""
+    return tirx.shift_right(tirx.shift_left(quad, i32(24 - 8 * element)), i32(24))
 
 
 def _bits(word: Expr, width: int, position: Expr | int, target: int) -> Expr:

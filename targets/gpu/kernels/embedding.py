@@ -8,9 +8,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, bind, cast, fma, i32, load, store
-from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, code_bytes, code_offset, group_words
+from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, code_of, group_words
 from dflashc.targets.gpu.traits import Traits
-from dflashc.targets.packing import BLOCK, PACKED_FORMATS
+from dflashc.targets.packing import BLOCK, PACKED_FORMATS, QUAD
 
 THREADS = 64
 
@@ -49,18 +49,11 @@ def block_values(row: PackedRow, block: Expr) -> list[Expr]:
     layout = row.layout
     if layout.family == "float":
         return [row.value(bind(block * BLOCK + element)) for element in range(BLOCK)]
-    words, scales = row.words(block), row.scales(block)
+    (lower, upper), scales = row.quads(block), row.scales(block)
+    quads = lower + upper
     values = []
     for element in range(BLOCK):
-        code = bind(cast("float32", _code(row, words, element)))
+        code = bind(cast("float32", code_of(quads[element // QUAD], element % QUAD)))
         factor, *minimum = (of[element * len(of) // BLOCK] for of in (scales.factors, scales.minima) if of)
         values.append(bind(fma(code, factor, *minimum) if minimum else code * factor))
     return values
-
-
-def _code(row: PackedRow, words: list[Expr], element: int) -> Expr:
-    """Code `element` of a block less the format's offset, int32."""
-    code = code_bytes(words, element)
-    if row.layout.bits == 8:
-        return tirx.shift_right(tirx.shift_left(code, i32(24)), i32(24))
-    return code - code_offset(row.layout)

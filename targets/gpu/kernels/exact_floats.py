@@ -1,6 +1,7 @@
 """Small integers and floats into each other by the bits of 1.5 * 2^23, whose neighbours are the integers.
 
-Two additions at full rate on every GPU, where conversions run at a fraction of it on some (NVIDIA: an eighth). A sum of
+Two additions at full rate on every GPU, where conversions run at a fraction of it on some (NVIDIA: an eighth; CUDA C++
+Programming Guide, throughput of native arithmetic instructions). A sum of
 products that starts at `OFFSET_BITS` is half converted already. Exact for |integer| < 2^22.
 """
 

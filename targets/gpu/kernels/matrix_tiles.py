@@ -14,7 +14,7 @@ from itertools import product
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from dflashc.targets.gpu.builder import Expr, barrier, bind, f32, i32, load, local, reinterpret, store
+from dflashc.targets.gpu.builder import Expr, barrier, bind, f32, i32, load, local, store
 from dflashc.targets.gpu.kernels.block_products import add_block
 from dflashc.targets.gpu.kernels.codes import LANES, BlockScales, PackedRow, group_words
 from dflashc.targets.gpu.kernels.exact_floats import OFFSET_BITS, float_of, float_of_sum
@@ -43,10 +43,8 @@ class _Group:
     rows: list[PackedRow]
     places: list[Expr]
 
-    def block(self, block: Expr, quads: Sequence[Expr]) -> tuple[list[Quads], list[BlockScales]]:
-        words: list[Quads] = [[[bind(reinterpret("int32", w)) for w in half] for half in row.signed_words(block, quads)]
-                              for row in self.rows]
-        return words, [row.scales(block) for row in self.rows]
+    def block(self, block: Expr, places: Sequence[Expr]) -> tuple[list[Quads], list[BlockScales]]:
+        return [row.quads(block, places) for row in self.rows], [row.scales(block) for row in self.rows]
 
 
 @dataclass

@@ -24,11 +24,10 @@ from dflashc.targets.gpu.builder import (
     load,
     load4,
     local,
-    reinterpret,
     store,
 )
 from dflashc.targets.gpu.kernels.block_products import add_block
-from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, code_offset, group_words
+from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, group_words
 from dflashc.targets.gpu.kernels.exact_floats import OFFSET_BITS, float_of, float_of_sum
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import BLOCK, PACKED_FORMATS, QUADS, PackedFormat
@@ -153,21 +152,20 @@ def _add_floats(rows: Sequence[PackedRow], block: Expr, blocks: Expr, values: Ex
 def _add_codes(rows: Sequence[PackedRow], block: Expr, blocks: Expr, activations: Sequence[Expr], first_row: Expr,
                sums: Expr, count: int) -> None:
     codes, activation_scale, activation_sums = activations
-    weights = [([bind(reinterpret("int32", w)) for w in row.words(block)], row.scales(block)) for row in rows]
-    offset, parts, minima = code_offset(rows[0].layout), len(weights[0][1].factors), weights[0][1].minima
+    weights = [(row.quads(block), row.scales(block)) for row in rows]
+    parts, minima = len(weights[0][1].factors), weights[0][1].minima
     for m in range(count):
         at = bind((first_row + m) * blocks + block)
         inputs = [*load4(codes, at * 2), *load4(codes, at * 2 + 1)]
         input_scale = bind(load(activation_scale, at))
-        part_sums = load_sums(activation_sums, at, parts) if offset or minima else []
-        input_sums = [bind(float_of(s) * input_scale) for s in part_sums] if minima else []
-        for number, (words, scales) in enumerate(weights):
-            dots = []
+        input_sums = [bind(float_of(s) * input_scale) for s in load_sums(activation_sums, at, parts)] if minima else []
+        for number, ((lower, upper), scales) in enumerate(weights):
+            quads, dots = lower + upper, []
             for part in range(parts):
                 dot = i32(OFFSET_BITS)
                 for q in range(part * QUADS // parts, (part + 1) * QUADS // parts):
-                    dot = bind(rows[0].traits.dot4(words[q], inputs[q], dot))
-                dots.append(float_of_sum(dot - part_sums[part] * offset if offset else dot))
+                    dot = bind(rows[0].traits.dot4(quads[q], inputs[q], dot))
+                dots.append(float_of_sum(dot))
             index = number * count + m
             store(sums, index, add_block(scales, dots, input_scale, input_sums, load(sums, index)))
 

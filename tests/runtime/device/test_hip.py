@@ -34,6 +34,14 @@ def test_a_gpu_is_described(library: FakeHip) -> None:
         "gfx of a name", "integrated", "HIP 7.2", "gfx1100", "")
 
 
+def test_buffers_end_where_kernels_cannot_see(library: FakeHip) -> None:
+    """4 GiB, or all of the memory."""
+    for memory, most in ((3 << 30, 3 << 30), (96 << 30, 4 << 30)):
+        library._gpu.total = memory
+        (info,) = hip.find_gpus()
+        assert (info.memory, info.limits.binding, info.limits.allocation) == (memory, most, memory)
+
+
 def test_code_for_another_architecture_is_never_used(library: FakeHip, artefact: Artefact) -> None:
     with pytest.raises(TargetError, match="is gfx1100, the artefact's code is for gfx1151: build for rocm-gfx1100"):
         open_device(artefact)

@@ -35,6 +35,24 @@ def test_only_what_is_written_as_fma_is_fused() -> None:
     assert "fma.rn.f64" not in ptx
 
 
+@pytest.mark.parametrize(("name", "operands"), [("multiply_m16n8k32", 6), ("multiply_m16n8k16", 3)])
+def test_matrix_units_get_their_operands_in_order(name: str, operands: int) -> None:
+    """Read off the PTX: the registers of D, A and B are those of their addresses, and C is one word four times."""
+    require_toolchain("cuda-sm89")
+    words = ", ".join(f"p[{i}]" for i in range(operands + 1))
+    source = f"""extern "C" __global__ void f(const volatile int* p, volatile int* q) {{
+      int d[4]; {name}(d, {words}); for (int i = 0; i < 4; ++i) q[i] = d[i]; }}"""
+    ptx = nvrtc.compile_source(translation_unit([source]), "sm_89").ptx.decode()
+    found = re.findall(r"ld\.volatile\.global\S* \t?(%r\d+), \[%rd\d+\+?(\d*)\]", ptx)
+    loads = {register: int(offset or 0) for register, offset in found}
+    found = re.findall(r"st\.volatile\.global\S* \t?\[%rd\d+\+?(\d*)\], (%r\d+)", ptx)
+    stores = {register: int(offset or 0) for offset, register in found}
+    (called,) = re.findall(r"mma\.sync\.\S+ (.*);", ptx)
+    registers = re.findall(r"%r\d+", called)
+    assert [stores[r] for r in registers[:4]] == [0, 4, 8, 12]
+    assert [loads[r] for r in registers[4:]] == [*range(0, 4 * operands, 4), *[4 * operands] * 4]
+
+
 def test_kernels_that_spilled_may_have_more_registers() -> None:
     source = kernel_source("sm_89", [small_kernels.scale(Traits("cuda", "sm_89"))])
     assert "__launch_bounds__(64, 8) scale(" in translation_unit([source])

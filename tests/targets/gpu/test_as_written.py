@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dflashc.targets.gpu.builder import Kernel
 from dflashc.targets.gpu.traits import Traits
 from tests.targets.gpu import (
     test_accept,
@@ -50,7 +51,14 @@ CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("test", "arguments"), CASES, ids=lambda x: getattr(x, "__name__", ""))
 def test_kernel(test: Callable[..., None], arguments: tuple[Any, ...], traits: Traits,
                 monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def run(kernel: Kernel, *others: Any) -> list[np.ndarray]:
+        ran.append(kernel.name)
+        return run_emulated(traits, kernel, *others)
+
     for module in {inspect.getmodule(test), test_candidates}:  # others find candidates by its kernels
         monkeypatch.setattr(module, "TRAITS", traits)
-        monkeypatch.setattr(module, "run_kernel", partial(run_emulated, traits))
+        monkeypatch.setattr(module, "run_kernel", run)
     test(*arguments)
+    assert ran
