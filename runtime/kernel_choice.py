@@ -1,7 +1,7 @@
 """Chooses among the kernels that a plan offers for a launch, by timing them on the device.
 
-Every choice is timed in a plain step's program and in one of eight rows, the variants in turns, so that a disturbance
-meets all of them alike. Knows nothing of what kernels do, nor of where choices are stored.
+Every choice is timed in a plain step's program and in those of 8 and 16 rows, the variants in turns, so that a
+disturbance meets all of them alike. Knows nothing of what kernels do, nor of where choices are stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIAL_SECONDS = 5.0
 """A variant whose first run takes longer is out."""
 
 _CONTEXT = 256  # tokens: a matmul does not read the caches
-_ROWS = (1, 8)
+_ROWS = (1, 8, 16)
 _TURNS = 7
 _GAIN = 0.98
 """A variant has to take less than this share of the default's time: what is gained must be more than noise."""

@@ -23,6 +23,9 @@ from dflashc.targets.packing import HALF
 WAVE = 32
 """Lanes that run in step, on every target with a matrix unit."""
 
+FEWEST_ROWS = 8
+"""Activation rows from which on matrix units may be used."""
+
 Quads = Sequence[Sequence[Expr]]
 """Of one row, for each half of a block (or one of them): the quads that a lane holds, int32."""
 
@@ -34,11 +37,15 @@ class MatrixUnit(ABC):
     ----------
     activation_rows : int
         Activation rows of a tile.
+    fewest_rows : int
+        Activation rows from which on a tile takes fewer cycles than dot products of four bytes, by counted
+        instructions.
     results : tuple of (int, int)
         What the lane gets: an index into `weight_rows`, and one into `result_rows`.
     """
 
     activation_rows: int
+    fewest_rows: int
     results: tuple[tuple[int, int], ...]
 
     @abstractmethod
@@ -76,7 +83,7 @@ class MatrixUnit(ABC):
 class TensorCores(MatrixUnit):
     """NVIDIA's from sm_80 on: m16n8k32 and m16n8k16. Lane = 4 * group + q holds quads q of each half."""
 
-    activation_rows = 8
+    activation_rows = fewest_rows = FEWEST_ROWS
     results = ((0, 0), (0, 1), (1, 0), (1, 1))
 
     def weight_rows(self, lane: Expr) -> list[Expr]:
@@ -121,6 +128,8 @@ class Wmma(MatrixUnit):
 
     def __init__(self, split: bool) -> None:
         self.split = split
+        # RDNA 3 multiplies bytes as fast by dot products, and always 16 rows by WMMA; RDNA 4 twice as fast by WMMA
+        self.fewest_rows = FEWEST_ROWS if split else 12
 
     def weight_rows(self, lane: Expr) -> list[Expr]:
         return [bind(lane & i32(15))]

@@ -13,7 +13,7 @@ from dflashc.targets.gpu.kernels.kv_cache import HEAD_MULTIPLES
 from dflashc.targets.gpu.kernels.matrix_tiles import TILE_ROWS, TILE_UNITS
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS
 from dflashc.targets.gpu.kernels.shares import Share
-from dflashc.targets.gpu.matrix_units import matrix_unit
+from dflashc.targets.gpu.matrix_units import MatrixUnit, matrix_unit
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import ALIGNMENT, PACKED_FORMATS
 from dflashc.targets.requests import request
@@ -37,16 +37,23 @@ def rows_of_pass(rows: int) -> int:
     return rows if rows <= MOST_ROWS else MOST_ROWS
 
 
-def share_of_matmul(traits: Traits, format_name: str, rows: int, matrices: int = 1) -> Share:
+def matrix_unit_for(traits: Traits, format_name: str) -> MatrixUnit | None:
+    """The matrix unit that multiplies weights of this format, if there is one."""
+    return matrix_unit(traits) if PACKED_FORMATS[format_name].family != "float" else None
+
+
+def share_of_matmul(traits: Traits, format_name: str, rows: int, matrices: int = 1, fewest_rows: int = 0) -> Share:
     """What a workgroup of a matmul takes in a program of `rows` rows; `matrices` are two in a gated unit.
 
-    Steps leave as many workgroups as there are, for memory to be busy. In prefill arithmetic is the limit, so that
-    activations are loaded for more weight rows at a time, by a matrix unit if there is one for such weights.
+    Steps leave as many workgroups as there are, for memory to be busy; a matrix unit takes those of `fewest_rows` or
+    more, by default what the unit says. In prefill arithmetic is the limit, so that activations are loaded for more
+    weight rows at a time, and a matrix unit takes all.
     """
+    unit = matrix_unit_for(traits, format_name)
     if rows <= MOST_ROWS:
-        return Share(rows, 1)
-    if rows % TILE_ROWS == 0 and PACKED_FORMATS[format_name].family != "float" and matrix_unit(traits):
-        return Share(TILE_ROWS, TILE_UNITS // matrices)
+        return Share(rows, 1, "matrix" if unit and rows >= (fewest_rows or unit.fewest_rows) else "dots")
+    if unit and rows % TILE_ROWS == 0:
+        return Share(TILE_ROWS, TILE_UNITS // matrices, "matrix")
     return Share(MOST_ROWS, _PREFILL_UNITS // matrices)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 from dflashc.passes import operators as op
@@ -17,8 +18,8 @@ from dflashc.targets.context import PackedWeight, ProgramContext, Rule, Variants
 from dflashc.targets.gpu.kernels import argmax, gated, matmul
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.row_groups import MOST_ROWS, ROWS, SLICES
-from dflashc.targets.gpu.kernels.shares import Share
-from dflashc.targets.gpu.requests import look_up, rows_of_pass, share_of_matmul, split_offset
+from dflashc.targets.gpu.matrix_units import FEWEST_ROWS
+from dflashc.targets.gpu.requests import look_up, matrix_unit_for, rows_of_pass, share_of_matmul, split_offset
 from dflashc.targets.gpu.rules_layers import ACTIVATIONS, layer_rules
 from dflashc.targets.gpu.rules_rounds import round_rules
 from dflashc.targets.gpu.traits import Traits
@@ -36,18 +37,29 @@ def make_rules(traits: Traits) -> dict[str, Rule]:
             **round_rules(traits)}
 
 
-def _variants(traits: Traits, choice: str, builder: Callable[..., Any], *arguments: Any) -> Variants | None:
-    """A matmul with every number of slices that is within the limits of the target, for all numbers of rows."""
+def _variants(traits: Traits, weight: PackedWeight, outputs: int, rows: int, builder: Callable[..., Any],
+              *arguments: Any, matrices: int = 1) -> Variants | None:
+    """A matmul with every number of slices that is within the limits of the target, and with what may multiply steps
+    of several rows. All matmuls of one shape and format choose alike, whatever they end with: `outputs` are the rows
+    of all matrices.
+    """
     results = MOST_ROWS * ROWS * 4  # bytes; a slice has as many products
     most = min(traits.most_threads // ROWS, traits.shared_bytes // results - 1)
-    requests = {f"{n} slices": request(builder, *arguments, *([] if n == SLICES else [n]))
-                for n in _SLICES if n <= most}
-    return Variants(choice, requests) if len(requests) > 1 else None
+    requests = {}
+    for n, (unit, fewest_rows) in product((n for n in _SLICES if n <= most), _steps_by(traits, weight.format).items()):
+        share = share_of_matmul(traits, weight.format, rows, matrices, fewest_rows)
+        requests[f"{n} slices{unit}"] = request(builder, weight.format, share, *arguments,
+                                                *([] if n == SLICES else [n]))
+    return Variants(f"{weight.format} {outputs} x {weight.columns}", requests) if len(requests) > 1 else None
 
 
-def _choice(weight: PackedWeight, rows: int) -> str:
-    """Which launches have to choose alike: all matmuls of one shape and format, whatever they end with."""
-    return f"{weight.format} {rows} x {weight.columns}"
+def _steps_by(traits: Traits, format_name: str) -> dict[str, int]:
+    """What may multiply in steps, the default first, and from how many rows on the matrix unit does."""
+    unit = matrix_unit_for(traits, format_name)
+    if unit is None:
+        return {"": 0}
+    return {"": unit.fewest_rows, ", dot products": MOST_ROWS + 1,
+            **({", matrix unit": FEWEST_ROWS} if unit.fewest_rows > FEWEST_ROWS else {})}
 
 
 def _linear_group(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
@@ -66,14 +78,14 @@ def _linear_group(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> N
         c.keep_adjacent([w.name for w in packed])
         c.keep_adjacent([b.name for b in biases[first : first + len(run)]])
         first += len(run)
-        case = (matmul.matmul, packed[0].format, share, "store_bias" if bias else "store")
-        c.launch(request(*case),
+        epilogue = "store_bias" if bias else "store"
+        c.launch(request(matmul.matmul, packed[0].format, share, epilogue),
                  " ".join(w.name for w in packed), Units(share.workgroups(c.rows, outputs)),
                  [*c.operands(inputs[packed[0].form]), c.operand(run[0]), *bias, output, c.rows // share.rows, columns,
                   outputs, leading, column],
                  barrier=first == len(weights), bytes_read=sum(w.bytes for w in packed),
                  flops=2 * c.rows * outputs * columns,
-                 variants=_variants(traits, _choice(packed[0], outputs), *case))
+                 variants=_variants(traits, packed[0], outputs, c.rows, matmul.matmul, epilogue))
         column += outputs
 
 
@@ -83,26 +95,26 @@ def _gated_linear(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> N
     if form != "f32" and weight.rows % ROWS:
         raise BuildError(f"{weight.name} has {weight.rows} rows; GPU targets need a multiple of {ROWS} in gated layers")
     share = share_of_matmul(traits, weight.format, c.rows, matrices=2)
-    case = (gated.gated_matmul, weight.format, share, ACTIVATIONS[op.scalar(act)], form)
-    c.launch(request(*case), weight.name,
+    case = (ACTIVATIONS[op.scalar(act)], form)
+    c.launch(request(gated.gated_matmul, weight.format, share, *case), weight.name,
              Units(share.workgroups(c.rows, weight.rows)),
              [*c.operands(x), c.operand(gate), c.operand(up), *flatten(c.result(var)), c.rows // share.rows,
               weight.columns, weight.rows],
              bytes_read=2 * weight.bytes, flops=4 * c.rows * weight.rows * weight.columns,
-             variants=_variants(traits, _choice(weight, 2 * weight.rows), *case))
+             variants=_variants(traits, weight, 2 * weight.rows, c.rows, gated.gated_matmul, *case, matrices=2))
 
 
 def _linear_argmax(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
     x, w, d2t, _ = op.operands(call)
     weight, rows = c.weight(w), rows_of_pass(c.rows)
+    share = share_of_matmul(traits, weight.format, rows)
     parts = -(-weight.rows // ROWS)
     best, index = c.temporary(parts * c.rows * 4), c.temporary(parts * c.rows * 4)
-    case = (matmul.matmul_argmax, weight.format, rows)
-    c.launch(request(*case), weight.name,
-             Units(Share(rows, 1).workgroups(c.rows, weight.rows)),
+    c.launch(request(matmul.matmul_argmax, weight.format, share), weight.name,
+             Units(share.workgroups(c.rows, weight.rows)),
              [*c.operands(x), c.operand(w), best, index, weight.columns, weight.rows, c.rows],
              bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns,
-             variants=_variants(traits, _choice(weight, weight.rows), *case))
+             variants=_variants(traits, weight, weight.rows, rows, matmul.matmul_argmax))
     (ids,) = flatten(c.result(var))
     found, first = (c.temporary(c.rows * 4), 0) if len(d2t) else split_offset(ids)
     c.launch(request(argmax.argmax_reduce), "arg-max", Units(c.rows), [best, index, found, parts, c.rows, first])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from dflashc.passes import operators as op
 from dflashc.passes.operators import Expr
@@ -21,7 +22,7 @@ from dflashc.targets.gpu.kernels import (
     sampler,
     selector,
 )
-from dflashc.targets.gpu.requests import check_heads, look_up, rows_of_pass, split_offset
+from dflashc.targets.gpu.requests import check_heads, look_up, rows_of_pass, share_of_matmul, split_offset
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.injection import layers_by_buffer
 from dflashc.targets.requests import KernelRequest, request
@@ -29,13 +30,14 @@ from dflashc.targets.requests import KernelRequest, request
 
 def round_rules(traits: Traits) -> dict[str, Rule]:
     """The rules for a GPU family, by operator."""
-    return {"dflashc.kv_injection": _kv_injection, "dflashc.accept": _accept, "dflashc.draw": _draw,
-            "dflashc.judge": _judge, "dflashc.best_candidate": _best_candidate,
-            "dflashc.convolution_linear": _convolution_linear, "dflashc.norm_convolution": _norm_convolution,
+    matmuls = {"kv_injection": _kv_injection, "convolution_linear": _convolution_linear}
+    return {**{f"dflashc.{name}": partial(rule, traits) for name, rule in matmuls.items()},
+            "dflashc.accept": _accept, "dflashc.draw": _draw, "dflashc.judge": _judge,
+            "dflashc.best_candidate": _best_candidate, "dflashc.norm_convolution": _norm_convolution,
             "dflashc.select_candidates": _select_candidates}
 
 
-def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
+def _kv_injection(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
     """A launch per window and block format, side by side; most drafters have one of each."""
     xs, weights, biases, norms, table, caches, state, kv_heads, size, pairing, epsilon, forms = op.operands(call)
     inputs = dict(zip(op.scalar(forms).split(","), xs, strict=True))
@@ -50,7 +52,8 @@ def _kv_injection(c: ProgramContext, var: Expr, call: Expr) -> None:
         c.keep_adjacent([w.name for w in matrices])
         consecutive = numbers == list(range(first, first + len(numbers)))
         members = 0 if consecutive else sum(1 << n - first for n in numbers)
-        c.launch(request(kv_injection.kv_injection, matrices[0].format, rows, head_size, op.scalar(pairing),
+        share = share_of_matmul(traits, matrices[0].format, rows)
+        c.launch(request(kv_injection.kv_injection, matrices[0].format, share, head_size, op.scalar(pairing),
                          epilogue, run.cache.type),
                  "KV injection", Units(c.rows // rows * len(matrices) * heads),
                  [*c.operands(inputs[matrices[0].form]), Operand("weight", matrices[0].name), *bias,
@@ -146,7 +149,7 @@ def _best_of_rows(c: ProgramContext, first: KernelRequest, logits: Expr, count: 
     return best, token
 
 
-def _convolution_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
+def _convolution_linear(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:
     u, x, w, base, _, form_text = op.operands(call)
     weight, (_, taps, columns), form = c.weight(w), map(int, op.shape(base)), op.scalar(form_text)
     group_size = 2 * taps * columns // weight.rows
@@ -154,7 +157,8 @@ def _convolution_linear(c: ProgramContext, var: Expr, call: Expr) -> None:
         raise BuildError(f"a convolution of {taps} taps in groups of {group_size} channels found; GPU targets take at "
                          f"most {16 * convolution.MOST_PASSES} weights for 32 channels: use target cpu")
     units = math.ceil(columns / (group_size * convolution.convolution_groups(taps, group_size, form)))
-    c.launch(request(convolution.convolution_matmul, weight.format, c.rows, taps, group_size, form), weight.name,
+    share = share_of_matmul(traits, weight.format, c.rows)
+    c.launch(request(convolution.convolution_matmul, weight.format, share, taps, group_size, form), weight.name,
              Units(units),
              [*c.operands(x), c.operand(u), c.operand(w), c.operand(base), *flatten(c.result(var)), columns],
              bytes_read=weight.bytes, flops=2 * c.rows * weight.rows * weight.columns)

@@ -22,9 +22,9 @@ def launch(choice: str, kernel: str = "m8", variants: tuple[tuple[str, str], ...
 
 
 def plan(*choices: str) -> Plan:
-    """Programs of 1, 8 and 16 rows with a launch of each choice, and one without."""
+    """Programs of 1, 4, 8 and 16 rows with a launch of each choice, and one without."""
     launches = (Launch("norm", "norm", Units(1), 1, ()), *(launch(c) for c in choices))
-    return Plan({}, {f"decode.{rows}": Program("decode", rows, launches) for rows in (1, 8, 16)}, 256)
+    return Plan({}, {f"decode.{rows}": Program("decode", rows, launches) for rows in (1, 4, 8, 16)}, 256)
 
 
 class TimedDevice:
@@ -69,8 +69,8 @@ def test_the_fastest_by_a_margin(seconds: dict[str, float | str], best: str) -> 
     device = TimedDevice(seconds)
     (trial,) = trials(device, "q8_0 32 x 64")
     assert trial.best == best
-    assert trial.seconds["8 slices"] == 2.0, "a launch of one row and one of eight"
-    assert device.recorded[0] == ["m8", "m8"]
+    assert trial.seconds["8 slices"] == 3.0, "launches of 1, 8 and 16 rows"
+    assert device.recorded[0] == ["m8"] * 3
 
 
 def test_a_default_that_fails_is_an_error() -> None:

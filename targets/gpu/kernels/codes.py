@@ -132,6 +132,12 @@ class BlockScales:
     minima: tuple[Expr, ...]
 
 
+def block_parts(layout: PackedFormat) -> tuple[int, int]:
+    """How many factors and how many minima a block has."""
+    parts = 2 if layout.family == "super" and (layout.name == "q2_k" or not layout.minimum) else 1
+    return parts, parts * layout.minimum
+
+
 def quant_words(layout: PackedFormat, columns: Expr) -> Expr:
     """Words of a row group's quant plane."""
     return columns * layout.bits * LANES // 32 if isinstance(columns, int) else \

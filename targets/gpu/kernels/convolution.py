@@ -15,10 +15,12 @@ from tvm.script.ir_builder import tirx as T
 
 from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, f32, fma, i32, load, local, store
 from dflashc.targets.gpu.kernels.activation import THREADS, Staging
+from dflashc.targets.gpu.kernels.codes import PackedRow
 from dflashc.targets.gpu.kernels.norm import SPAN, emit_norm
 from dflashc.targets.gpu.kernels.quantised_rows import GROUP, PITCH, emit_group, form_arguments
 from dflashc.targets.gpu.kernels.reduction import SCRATCH
-from dflashc.targets.gpu.kernels.row_groups import ROWS, Products, activation_arguments, emit_products_of
+from dflashc.targets.gpu.kernels.row_groups import ROWS, Products, activation_arguments, packed_row
+from dflashc.targets.gpu.kernels.shares import Share, declare_products, emit_products
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
 
@@ -62,15 +64,16 @@ def matmul_passes(taps: int, group_size: int, form: str) -> int:
     return math.ceil(2 * taps * convolution_groups(taps, group_size, form) / ROWS)
 
 
-def convolution_matmul(traits: Traits, format_name: str, rows: int, taps: int, group_size: int, form: str) -> Kernel:
+def convolution_matmul(traits: Traits, format_name: str, share: Share, taps: int, group_size: int,
+                       form: str) -> Kernel:
     """The dynamic weights P u of both sides, and side 0's convolution of u.
 
     Workgroup = `convolution_groups` groups of channels, of the last one those that are left.
 
     Parameters
     ----------
-    rows : int
-        Rows M of the block, at most 16.
+    share : Share
+        Of a pass: all rows M of the block, at most 16; 32 weight rows.
     taps, group_size : int
         Rows that an output sees; channels that share a dynamic weight, a divisor of H.
     form : str
@@ -82,10 +85,10 @@ def convolution_matmul(traits: Traits, format_name: str, rows: int, taps: int, g
     side major, then tap), base float32 (2, taps, H), the buffers of the result (M, H), dynamic float32
     (M, taps * H / group_size) of side 1; then the scalar columns (H).
     """
-    layout = PACKED_FORMATS[format_name]
+    layout, rows = PACKED_FORMATS[format_name], share.rows
     own_groups, kernels = convolution_groups(taps, group_size, form), 2 * taps
     passes = matmul_passes(taps, group_size, form)
-    k = KernelBuilder(f"convolution_matmul_{format_name}_{rows}_t{taps}_g{group_size}_{form}", traits)
+    k = KernelBuilder("convolution_matmul", traits)
     inputs, outputs = activation_arguments(format_name), form_arguments(form, "output")
     arguments = [*inputs, ("u", "float32"), ("weight", "uint32"), ("base", "float32"), *outputs,
                  ("dynamic", "float32"), ("columns", "i32")]
@@ -93,15 +96,19 @@ def convolution_matmul(traits: Traits, format_name: str, rows: int, taps: int, g
         activations, (u, weight, base) = operands[: len(inputs)], operands[len(inputs) : len(inputs) + 3]
         results, (dynamic, columns) = operands[len(inputs) + 3 : -2], operands[-2:]
         with k.workgroups(THREADS) as (group, thread):
-            products, own = Products.declare(k, rows), k.shared(rows * passes * ROWS, "float32")
+            products, own = declare_products(k, layout, share), k.shared(rows * passes * ROWS, "float32")
             groups = bind(tirx.truncdiv(columns, i32(group_size)))
             first_group = bind(group * own_groups)
             with T.serial(i32(0), i32(passes)) as step:
-                place = bind(tirx.truncmod(thread, i32(ROWS)) + step * ROWS)
-                kernel = tirx.min(tirx.truncdiv(place, i32(own_groups)), i32(kernels - 1))
-                number = tirx.min(first_group + tirx.truncmod(place, i32(own_groups)), groups - 1)
-                weight_row = bind(kernel * groups + number)
-                emit_products_of(traits, layout, weight, weight_row, thread, activations, i32(0), columns, products)
+                first_place = bind(step * ROWS)
+
+                def weight_row(place: Expr, first_place: Expr = first_place) -> PackedRow:
+                    at = bind(place + first_place)
+                    kernel = tirx.min(tirx.truncdiv(at, i32(own_groups)), i32(kernels - 1))
+                    number = tirx.min(first_group + tirx.truncmod(at, i32(own_groups)), groups - 1)
+                    return packed_row(traits, layout, weight, bind(kernel * groups + number), columns)
+
+                emit_products(traits, layout, share, weight_row, thread, activations, i32(0), products)
                 _collect(products, thread, own, step, passes)
                 barrier()
             weights = _OwnWeights(own, taps, own_groups, passes * ROWS)

@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bind, f32, fma, i32, load, select, store
 from dflashc.targets.gpu.kernels.elementary import LOG2_E, exp2
 from dflashc.targets.gpu.kernels.quantised_rows import emit_group, form_arguments
-from dflashc.targets.gpu.kernels.row_groups import ROWS, SLICES, Products, activation_arguments
+from dflashc.targets.gpu.kernels.row_groups import ROWS, SLICES, Products, activation_arguments, rows_of_unit
 from dflashc.targets.gpu.kernels.shares import Share, declare_products, emit_parts, split
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
@@ -54,7 +54,7 @@ def gated_matmul(traits: Traits, format_name: str, share: Share, activation: str
         activations, (gate, up) = values[: len(inputs)], values[len(inputs) : len(inputs) + 2]
         buffers, (passes, columns, weight_rows) = values[len(inputs) + 2 : -3], values[-3:]
         with k.workgroups(slices * ROWS) as (group, thread):
-            products = declare_products(k, share, slices)
+            products = declare_products(k, layout, share, slices, matrices=2)
             place, first_row = split(group, passes, share.rows)
             units = [bind(place * share.units + unit) for unit in range(share.units)]
             gates = k.shared(share.rows * ROWS, "float32")
@@ -66,9 +66,9 @@ def gated_matmul(traits: Traits, format_name: str, share: Share, activation: str
                 at = bind(entry + first * ROWS)
                 store(gates, at, bind(load(gates, at) * products.total(entry)))
 
-            both = [(weight, unit) for unit in units for weight in (gate, up)]
-            for number, row in emit_parts(traits, layout, share, both, thread, weight_rows, activations, first_row,
-                                          columns, products):
+            both = [rows_of_unit(traits, layout, weight, unit, weight_rows, columns)
+                    for unit in units for weight in (gate, up)]
+            for number, row in emit_parts(traits, layout, share, both, thread, activations, first_row, products):
                 _each(products.entries(), products, thread, partial(multiply if number % 2 else store_gate, first=row))
                 if number % 2 and row + products.rows == share.rows:
                     barrier()

@@ -25,10 +25,11 @@ from dflashc.targets.gpu.builder import (
     store,
 )
 from dflashc.targets.gpu.kernels.attention_head import LANES, HeadNorm, Rotation, head_vector
+from dflashc.targets.gpu.kernels.codes import PackedRow
 from dflashc.targets.gpu.kernels.kv_cache import kv_type
 from dflashc.targets.gpu.kernels.kv_type import Place
-from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, emit_products_of
-from dflashc.targets.gpu.kernels.shares import split
+from dflashc.targets.gpu.kernels.row_groups import ROWS, THREADS, Products, activation_arguments, packed_row
+from dflashc.targets.gpu.kernels.shares import Share, declare_products, emit_products, split
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
 
@@ -39,18 +40,18 @@ MOST_MEMBERS = 31
 """Matrices among which a launch can take some: bits of `members` that leave it positive."""
 
 
-def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing: str, epilogue: str,
+def kv_injection(traits: Traits, format_name: str, share: Share, size: int, pairing: str, epilogue: str,
                  kv: str) -> Kernel:
     """K = rope(rms_norm(x . Wk (+ bk))) and V = x . Wv (+ bv) into the caches of several layers.
 
     Matrices (kv_heads * D, K) are numbered layer 0's K, layer 0's V, layer 1's K, …. Those of a launch have one block
     format and lie packed one behind the other. Workgroup = (matrix * kv_heads + head) * passes + pass, where a pass
-    is `rows` activation rows.
+    is `share.rows` activation rows.
 
     Parameters
     ----------
-    rows : int
-        Activation rows of a pass, at most 16; the launch has a multiple of it.
+    share : Share
+        Of a step through the head: at most 16 activation rows, of which the launch has a multiple; 32 weight rows.
     size : int
         D, a multiple of 16 up to 256.
     pairing : str
@@ -69,7 +70,8 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
     capacity, total_rows (of the launch), pairs, epsilon (f32).
     """
     layout = PACKED_FORMATS[format_name]
-    k = KernelBuilder(f"kv_injection_{format_name}_{rows}_d{size}_{pairing}_{epilogue}_{kv}", traits)
+    rows = share.rows
+    k = KernelBuilder("kv_injection", traits)
     storage = kv_type(kv, traits, size)
     inputs = activation_arguments(format_name)
     arguments = [*inputs, ("weight", "uint32"), *([("biases", "float32")] if epilogue == "store_bias" else []),
@@ -87,12 +89,15 @@ def kv_injection(traits: Traits, format_name: str, rows: int, size: int, pairing
             number = bind(first_matrix + _offset(members, bind(tirx.truncdiv(member, kv_heads))))
             layer = bind(tirx.shift_right(number, i32(1)))
 
-            products, outputs = Products.declare(k, rows), k.shared(rows * size, "float32")
+            products, outputs = declare_products(k, layout, share), k.shared(rows * size, "float32")
             with T.serial(i32(0), i32(math.ceil(size / ROWS))) as step:
                 column = bind(step * ROWS)
-                place = bind(tirx.min(tirx.truncmod(thread, i32(ROWS)) + column, i32(size - 1)))
-                emit_products_of(traits, layout, weight, bind(member * size + place), thread, activations, first_row,
-                                 columns, products)
+
+                def weight_row(place: Expr, column: Expr = column) -> PackedRow:
+                    at = bind(member * size + tirx.min(column + place, i32(size - 1)))
+                    return packed_row(traits, layout, weight, at, columns)
+
+                emit_products(traits, layout, share, weight_row, thread, activations, first_row, products)
                 _collect(products, thread, outputs, column, size, biases, bind((number * kv_heads + head) * size))
                 barrier()
 

@@ -14,12 +14,10 @@ from dflashc.targets.gpu.builder import Expr, Kernel, KernelBuilder, barrier, bi
 from dflashc.targets.gpu.kernels.row_groups import (
     ROWS,
     SLICES,
-    Products,
     activation_arguments,
-    emit_products_of,
-    row_of_unit,
+    rows_of_unit,
 )
-from dflashc.targets.gpu.kernels.shares import Share, declare_products, emit_parts, split
+from dflashc.targets.gpu.kernels.shares import Share, declare_products, emit_parts, emit_products, split
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import PACKED_FORMATS
 
@@ -53,11 +51,11 @@ def matmul(traits: Traits, format_name: str, share: Share, epilogue: str, slices
         bias = values[-7] if biased else None
         output, passes, columns, weight_rows, leading, column = values[-6:]
         with k.workgroups(slices * ROWS) as (group, thread):
-            products = declare_products(k, share, slices)
+            products = declare_products(k, layout, share, slices)
             place, first_row = split(group, passes, share.rows)
             units = [bind(place * share.units + unit) for unit in range(share.units)]
-            for number, part_row in emit_parts(traits, layout, share, [(weight, unit) for unit in units], thread,
-                                               weight_rows, activations, first_row, columns, products):
+            rows = [rows_of_unit(traits, layout, weight, unit, weight_rows, columns) for unit in units]
+            for number, part_row in emit_parts(traits, layout, share, rows, thread, activations, first_row, products):
                 first = bind(first_row + part_row)
                 for turn in range(math.ceil(products.entries() / products.threads)):
                     entry = bind(thread + turn * products.threads)
@@ -70,10 +68,10 @@ def matmul(traits: Traits, format_name: str, share: Share, epilogue: str, slices
     return k.kernel
 
 
-def matmul_argmax(traits: Traits, format_name: str, rows: int, slices: int = SLICES) -> Kernel:
+def matmul_argmax(traits: Traits, format_name: str, share: Share, slices: int = SLICES) -> Kernel:
     """The best of x[m] . w[r] over each 32 weight rows, the lowest index on ties; NaN never wins.
 
-    Workgroup = 32 weight rows of `rows` activation rows; `slices` as in `matmul`.
+    `share` and `slices` as in `matmul`, for at most 16 activation rows and 32 weight rows.
 
     Notes
     -----
@@ -87,17 +85,17 @@ def matmul_argmax(traits: Traits, format_name: str, rows: int, slices: int = SLI
     with k.build(arguments) as values:
         *activations, weight, best, where, columns, weight_rows, total_rows = values
         with k.workgroups(slices * ROWS) as (group, thread):
-            products = Products.declare(k, rows, slices)
+            products = declare_products(k, layout, share, slices)
             totals = k.shared(products.entries(), "float32")
-            unit, first_row = split(group, bind(tirx.truncdiv(total_rows, i32(rows))), rows)
-            emit_products_of(traits, layout, weight, row_of_unit(unit, thread, weight_rows), thread, activations,
-                             first_row, columns, products)
+            unit, first_row = split(group, bind(tirx.truncdiv(total_rows, i32(share.rows))), share.rows)
+            rows = rows_of_unit(traits, layout, weight, unit, weight_rows, columns)
+            emit_products(traits, layout, share, rows, thread, activations, first_row, products)
             for turn in range(math.ceil(products.entries() / products.threads)):
                 entry = bind(thread + turn * products.threads)
                 with T.If(entry < products.entries()), T.Then():
                     store(totals, entry, products.total(entry))
             barrier()
-            with T.If(thread < rows), T.Then():
+            with T.If(thread < share.rows), T.Then():
                 target = bind(unit * total_rows + first_row + thread)
                 _emit_best(totals, thread, bind(unit * ROWS), weight_rows, (best, where), target)
     return k.kernel

@@ -7,7 +7,7 @@ alone: never on how many activation rows there are. Knows nothing of what happen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -64,8 +64,9 @@ class Products:
     slices: int
 
     @staticmethod
-    def declare(k: KernelBuilder, rows: int, slices: int = SLICES) -> Products:
-        return Products(k.shared(rows * slices * ROWS, "float32"), rows, slices)
+    def declare(k: KernelBuilder, rows: int, slices: int = SLICES, room: int = 0) -> Products:
+        """Of `rows` activation rows, in memory of at least `room` floats a slice."""
+        return Products(k.shared(max(rows * ROWS, room) * slices, "float32"), rows, slices)
 
     @property
     def threads(self) -> int:
@@ -84,15 +85,21 @@ class Products:
         return self.rows * ROWS
 
 
-def emit_products_of(traits: Traits, layout: PackedFormat, weight: Expr, weight_row: Expr, thread: Expr,
-                     activations: Sequence[Expr], first_row: Expr, columns: Expr, products: Products) -> None:
-    """Multiply any 32 weight rows with `products.rows` activation rows from `first_row` on; `weight_row` is that of
-    place `thread` mod 32.
+UnitRows = Callable[[Expr], PackedRow]
+"""Any 32 rows of a matrix, by their places 0 to 31."""
 
-    Ends with a barrier: all threads may read `products`.
-    """
-    row = packed_row(traits, layout, weight, weight_row, columns)
-    emit_store(products, thread, emit_sums([row], thread, activations, first_row, products), 0)
+
+def rows_of_unit(traits: Traits, layout: PackedFormat, weight: Expr, unit: Expr, weight_rows: Expr,
+                 columns: Expr) -> UnitRows:
+    """The two row groups of the unit of this number; the last group where there is none."""
+    last = bind(tirx.truncdiv(weight_rows + (LANES - 1), i32(LANES)) - 1)
+
+    def row(place: Expr) -> PackedRow:
+        group = bind(tirx.min(unit * GROUPS + tirx.truncdiv(place, i32(LANES)), last))
+        start = bind(group * group_words(layout, columns))
+        return PackedRow(traits, layout, weight, start, bind(tirx.truncmod(place, i32(LANES))), columns)
+
+    return row
 
 
 def packed_row(traits: Traits, layout: PackedFormat, weight: Expr, weight_row: Expr, columns: Expr) -> PackedRow:
@@ -101,12 +108,9 @@ def packed_row(traits: Traits, layout: PackedFormat, weight: Expr, weight_row: E
     return PackedRow(traits, layout, weight, bind(group * group_words(layout, columns)), lane, columns)
 
 
-def row_of_unit(unit: Expr, thread: Expr, weight_rows: Expr) -> Expr:
-    """The weight row of a thread in the unit of 32 rows of this number; the last group's where there is none."""
-    place = bind(tirx.truncmod(thread, i32(ROWS)))
-    last = tirx.truncdiv(weight_rows + (LANES - 1), i32(LANES)) - 1
-    group = tirx.min(unit * GROUPS + tirx.truncdiv(place, i32(LANES)), last)
-    return bind(group * LANES + tirx.truncmod(place, i32(LANES)))
+def row_of_thread(rows: UnitRows, thread: Expr) -> PackedRow:
+    """The row whose products a thread adds up."""
+    return rows(bind(tirx.truncmod(thread, i32(ROWS))))
 
 
 def emit_sums(rows: Sequence[PackedRow], thread: Expr, activations: Sequence[Expr], first_row: Expr,
@@ -139,7 +143,8 @@ def emit_store(products: Products, thread: Expr, sums: Expr, row: int) -> None:
 
 def _add_floats(rows: Sequence[PackedRow], block: Expr, blocks: Expr, values: Expr, first_row: Expr, sums: Expr,
                 count: int) -> None:
-    with T.serial(i32(0), i32(BLOCK // 4)) as quad:
+    # unrolled by nvcc, some numbers of rows take more registers than there are
+    with T.serial(i32(0), i32(BLOCK // 4), annotations={"disable_unroll": True}) as quad:
         weights = [[row.value(bind(block * BLOCK + quad * 4 + j)) for j in range(4)] for row in rows]
         for m in range(count):
             inputs = load4(values, (first_row + m) * (blocks * (BLOCK // 4)) + block * (BLOCK // 4) + quad)

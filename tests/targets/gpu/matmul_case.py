@@ -6,8 +6,8 @@ import numpy as np
 
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.gated import gated_matmul
-from dflashc.targets.gpu.kernels.matmul import matmul
-from dflashc.targets.gpu.kernels.row_groups import SLICES, activation_form
+from dflashc.targets.gpu.kernels.matmul import matmul, matmul_argmax
+from dflashc.targets.gpu.kernels.row_groups import ROWS, SLICES, activation_form
 from dflashc.targets.gpu.kernels.shares import Share
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import pack_rows, packed_format
@@ -65,6 +65,16 @@ class Case:
         output[:rows, COLUMN : COLUMN + self.weight_rows] = 7
         assert (output == 7).all()
         return found
+
+    def best(self, share: Share, rows: int, slices: int = SLICES) -> tuple[np.ndarray, np.ndarray]:
+        """The best product of each 32 weight rows and its weight row, (parts, rows)."""
+        parts = -(-self.weight_rows // ROWS)
+        kernel = matmul_argmax(self.traits, self.layout.name, share, slices)
+        *_, value, index = run_anywhere(
+            self.traits, kernel, [*self.operands(rows), self.packed, np.zeros((parts, rows), np.float32),
+                                  np.zeros((parts, rows), np.int32), self.columns, self.weight_rows, rows],
+            share.workgroups(rows, self.weight_rows))
+        return value, index
 
 
 class GatedCase:

@@ -9,6 +9,7 @@ from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.convolution import convolution_groups, convolution_matmul, norm_convolution
 from dflashc.targets.gpu.kernels.norm import norm
 from dflashc.targets.gpu.kernels.row_groups import activation_form
+from dflashc.targets.gpu.kernels.shares import Share
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import pack_rows, packed_format
 from tests.targets import samples
@@ -30,7 +31,7 @@ class Case(cpu.Case):
         super().__init__(type_name, columns, taps, group_size, form, activation_form(packed_format(type_name).format))
         self.packed = pack_rows(type_name, self.blocks, columns, LANES).view(np.uint32)
 
-    def run_first(self, rows: int) -> tuple[list[np.ndarray], np.ndarray]:
+    def run_first(self, rows: int, by: str = "dots") -> tuple[list[np.ndarray], np.ndarray]:
         """The buffers of the result, and the dynamic weights of side 1."""
         activation = [np.ascontiguousarray(b[:rows]) for b in self.inputs]
         outputs = samples.empty_form(self.form, rows, self.columns)
@@ -38,7 +39,7 @@ class Case(cpu.Case):
             activation[0] = activation[0].view(np.int32)
         if self.form != "f32":
             outputs[0] = outputs[0].view(np.int32)
-        kernel = convolution_matmul(TRAITS, self.layout.name, rows, self.taps, self.group_size, self.form)
+        kernel = convolution_matmul(TRAITS, self.layout.name, Share(rows, 1, by), self.taps, self.group_size, self.form)
         units = -(-self.groups // convolution_groups(self.taps, self.group_size, self.form))
         *_, dynamic = ran = run_kernel(kernel, [
             *activation, self.u[:rows], self.packed, self.base, *outputs,

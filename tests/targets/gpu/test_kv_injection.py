@@ -11,6 +11,7 @@ import pytest
 from dflashc.targets.gpu.kernels.codes import LANES
 from dflashc.targets.gpu.kernels.kv_injection import kv_injection
 from dflashc.targets.gpu.kernels.row_groups import activation_form
+from dflashc.targets.gpu.kernels.shares import Share
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import packed_format
 from tests.caches import GPU, by_slot, decode
@@ -43,7 +44,7 @@ class Injection(Case):
         super().__init__(library, type_name, *others, activation_form(packed_format(type_name).format))
         self.epilogue = others[3]
 
-    def run(self, rows: int, compiled: int, matrices: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def run(self, rows: int, share: Share, matrices: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Both caches (layers, kv_heads, bytes) after a launch with some of the matrices."""
         buffers = [b[:rows] for b in self.inputs]
         if self.form != "f32":
@@ -55,10 +56,10 @@ class Injection(Case):
         members = 0 if matrices == ALL[first : first + len(matrices)] else sum(1 << m - first for m in matrices)
         *_, keys, values = run_anywhere(
             self.traits,
-            kv_injection(self.traits, self.layout.name, compiled, self.size, self.pairing, self.epilogue, self.kv),
+            kv_injection(self.traits, self.layout.name, share, self.size, self.pairing, self.epilogue, self.kv),
             [*buffers, self.norms, np.array([START]), table, *(cache.view(np.uint32) for cache in self.caches()),
              COLUMNS, KV_HEADS, first, members, CAPACITY, rows, self.pairs, EPSILON],
-            rows // compiled * len(matrices) * KV_HEADS)
+            rows // share.rows * len(matrices) * KV_HEADS)
         return keys.view(np.uint8), values.view(np.uint8)
 
     def stored(self, caches: tuple[np.ndarray, np.ndarray], matrix: int) -> np.ndarray:
@@ -70,14 +71,14 @@ class Injection(Case):
 def test_by_formula(case: Parameters) -> None:
     """Two passes of 16 rows; and the same bits with fewer rows, and for launches that hold some of the matrices."""
     c = Injection(*case)
-    caches = c.run(32, 16, ALL)
+    caches = c.run(32, Share(16, 1), ALL)
     for matrix in ALL:
         stored, expected = c.stored(caches, matrix), c.expected(matrix)
         values = decode(stored[:, START : START + 32], c.kv, "kv"[matrix % 2], GPU)
         np.testing.assert_allclose(values, expected, rtol=2**-10, atol=ROUNDING[c.kv] * np.abs(expected).max())
         assert (np.delete(stored, np.s_[START : START + 32], axis=1) == UNTOUCHED).all()
     for rows, matrices in ((1, ALL[1:]), (2, [1, 2, 5]), (8, [4]))[: 3 if case in CASES[:2] else 1]:
-        fewer = c.run(rows, rows, matrices)
+        fewer = c.run(rows, Share(rows, 1), matrices)
         for matrix in ALL:
             found = c.stored(fewer, matrix)
             if matrix in matrices:
@@ -92,7 +93,7 @@ def test_by_formula(case: Parameters) -> None:
 def test_what_is_written_for_cuda_and_rocm(case: Parameters, code: str, arch: str) -> None:
     c = Injection(*case)
     c.traits = Traits(code, arch)
-    caches = c.run(2, 2, ALL)
+    caches = c.run(2, Share(2, 1), ALL)
     for matrix in ALL:
         stored, expected = c.stored(caches, matrix), c.expected(matrix)[:, :2]
         values = decode(stored[:, START : START + 2], c.kv, "kv"[matrix % 2], GPU)

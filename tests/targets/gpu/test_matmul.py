@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from dflashc.targets.gpu.kernels.matmul import matmul_argmax
 from dflashc.targets.gpu.kernels.row_groups import ROWS
 from dflashc.targets.gpu.kernels.shares import Share
 from dflashc.targets.packing import PACKED_FORMATS, packed_format
 from tests.targets import samples
-from tests.targets.gpu.matmul_case import COLUMNS, WEIGHT_ROWS, Case, GatedCase
-from tests.targets.gpu.running import GENERIC, run_kernel
+from tests.targets.gpu.matmul_case import WEIGHT_ROWS, Case, GatedCase
 
 
 @pytest.mark.parametrize("type_name", samples.TYPE_NAMES)
@@ -71,12 +69,8 @@ def test_argmax_parts(compiled: int) -> None:
     codes[1] = 0
     case.inputs[2][1] = 0
     products = case.run(Share(compiled, 1), rows)
-    kernel = matmul_argmax(GENERIC, "q8_0", compiled)
-    parts = -(-WEIGHT_ROWS // ROWS)
-    *_, value, index = run_kernel(kernel, [*case.operands(rows), case.packed, np.zeros((parts, rows), np.float32),
-                                           np.zeros((parts, rows), np.int32), COLUMNS, WEIGHT_ROWS, rows],
-                                  Share(compiled, 1).workgroups(rows, WEIGHT_ROWS))
-    for part in range(parts):
+    value, index = case.best(Share(compiled, 1), rows)
+    for part in range(-(-WEIGHT_ROWS // ROWS)):
         inside = products[:, part * ROWS : (part + 1) * ROWS]
         np.testing.assert_array_equal(index[part], part * ROWS + inside.argmax(axis=1))
         np.testing.assert_array_equal(value[part], inside.max(axis=1))
