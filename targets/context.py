@@ -123,8 +123,24 @@ class ProgramContext:
         """Temporaries for a value of this Relax type, with M in place of the symbolic row count."""
         if isinstance(of_type, relax.TupleType):
             return [self.allocate(f) for f in of_type.fields]
+        return self.temporary(self._bytes(of_type))
+
+    def _bytes(self, of_type: relax.TensorType) -> int:
         dimensions = [int(d) if isinstance(d, tirx.IntImm) else self.rows for d in of_type.shape.values]
-        return self.temporary(int(np.prod(dimensions, dtype=np.int64)) * np.dtype(str(of_type.dtype)).itemsize)
+        return int(np.prod(dimensions, dtype=np.int64)) * np.dtype(str(of_type.dtype)).itemsize
+
+    def require_room(self, of_type: relax.Type, parts: Parts) -> None:
+        """Raise `AssertionError` where a value of this type does not fit the buffer that is given for it: kernels would
+        write behind its end.
+        """
+        if isinstance(of_type, relax.TupleType):
+            for field_type, part in zip(of_type.fields, parts if isinstance(parts, list) else [parts], strict=True):
+                self.require_room(field_type, part)
+            return
+        assert isinstance(parts, Operand)
+        if parts.kind == "buffer":
+            room, need = self.shared[parts.name].bytes - int(parts.value), self._bytes(of_type)
+            assert need <= room, f"{need} bytes for {self.rows} rows do not fit the {room} of buffer {parts.name}"
 
     def temporary(self, nbytes: int) -> Operand:
         name = f"t{len(self.temporaries)}"

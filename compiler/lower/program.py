@@ -62,6 +62,8 @@ class Lowering:
         context = ProgramContext(rows, self.weights, self.caches, self.buffers)
         for parameter in function.params:
             context.values[parameter] = self._parameter(parameter.name, parameters)
+            if parameter.name in parameters:
+                context.require_room(parameter.ty, parameters[parameter.name])
         bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
         if outputs:
             _place_outputs(function, bindings, outputs, context)
@@ -99,7 +101,10 @@ def _place_outputs(function: relax.Function, bindings: list[tuple[Any, Any]], ou
 
     final = resolve(function.body.body)
     returned = [resolve(f) for f in final.fields] if isinstance(final, relax.Tuple) else [final]
-    for var, parts in zip(returned, outputs, strict=True):
+    returns = function.ret_ty
+    types = returns.fields if isinstance(returns, relax.TupleType) and isinstance(final, relax.Tuple) else [returns]
+    for var, of_type, parts in zip(returned, types, outputs, strict=True):
+        context.require_room(of_type, parts)
         item = bound.get(var)
         place = (item.tuple_value, item.index) if isinstance(item, relax.TupleGetItem) else var
         if place in context.placed:

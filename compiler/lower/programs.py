@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -138,22 +139,19 @@ def _buffers(module: tvm.IRModule, config: ModelConfig, drafter: DrafterConfig |
     if drafter is None:
         return
     yield Buffer(f"{PREFIX}residual", "scratch", MOST_HEAD_ROWS * drafter.hidden * 4)
-    for index, (dtype, group) in enumerate(op.FORMS[_feature_form(module)]):
-        width = drafter.target_hidden * len(drafter.taps)
-        size = {"int8": 1, "int16": 2}.get(dtype, 4)
-        yield Buffer(f"features.{index}", "scratch", MOST_ROWS * width // group * size)
+    for index, part in enumerate(_feature_types(module)):
+        row = int(part.shape.values[1]) * np.dtype(str(part.dtype)).itemsize
+        yield Buffer(f"features.{index}", "scratch", MOST_ROWS * row)
     yield Buffer(CONFIDENCE, "output", MOST_HEAD_ROWS * 4)
     if drafter.selector_top_k:
         yield Buffer(CANDIDATES, "state", MOST_HEAD_ROWS * drafter.selector_top_k * 4)
         yield Buffer(PROBABILITIES, "state", MOST_HEAD_ROWS * drafter.selector_top_k * 8)
 
 
-def _feature_form(module: tvm.IRModule) -> str:
-    """The form in which `inject` takes the features."""
+def _feature_types(module: tvm.IRModule) -> list[relax.TensorType]:
+    """The parts of the form in which `inject` takes the features."""
     (parameter,) = (p for p in module["inject"].params if p.name == "features")
-    parts = parameter.ty.fields if isinstance(parameter.ty, relax.TupleType) else [parameter.ty]
-    dtypes = tuple(str(p.dtype) for p in parts)
-    return next(form for form, layout in op.FORMS.items() if tuple(d for d, _ in layout) == dtypes)
+    return list(parameter.ty.fields) if isinstance(parameter.ty, relax.TupleType) else [parameter.ty]
 
 
 def _table_names(module: tvm.IRModule) -> list[str]:
@@ -162,7 +160,7 @@ def _table_names(module: tvm.IRModule) -> list[str]:
 
 
 def _features(module: tvm.IRModule) -> Parts:
-    parts: list[Parts] = [Operand("buffer", f"features.{i}") for i in range(len(op.FORMS[_feature_form(module)]))]
+    parts: list[Parts] = [Operand("buffer", f"features.{i}") for i in range(len(_feature_types(module)))]
     return parts if len(parts) > 1 else parts[0]
 
 
