@@ -1,13 +1,10 @@
 // libcuda.so.1 and libamdhip64.so.7 of a machine with one GPU, which runs kernels that were compiled for this processor:
 // KERNEL.so beside this file, with `call` and `parameter_bytes`; and emulated_gpu.so, which calls them.
 //
-// Strict where drivers are not: memory is filled with NaN and ends at a page that nobody may touch, and a kernel's buffers
+// Strict where drivers are not: memory is filled with NaN, whatever is touched behind it is an error, and a kernel's buffers
 // have to lie in memory that is live.
 
 #include <dlfcn.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
@@ -25,7 +22,6 @@ namespace {
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
 
 constexpr size_t MEMORY = size_t(1) << 30;  // bytes
-constexpr size_t PAGE = 4096, ALIGNMENT = 256;
 constexpr int SHARED = 48 << 10, THREADS = 1024;
 
 struct Function {
@@ -40,7 +36,6 @@ typedef std::chrono::steady_clock::time_point Event;
 std::map<char*, size_t> live;  // allocations
 std::map<std::string, Function> functions;
 size_t used;
-const char* running = "no kernel";
 Graph* capture;  // of the only stream that may exist
 
 std::string folder() {
@@ -56,16 +51,15 @@ int queue(std::function<int()> work) {
   return SUCCESS;
 }
 
-size_t up(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+template <class F> F* gpu(const char* name) {
+  static void* library = dlopen((folder() + "emulated_gpu.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+  return (F*)dlsym(library, name);
+}
 
 int allocate(void** address, size_t bytes) {
   if (bytes == 0 || capture) return INVALID_VALUE;
   if (bytes > MEMORY - used) return OUT_OF_MEMORY;
-  size_t pages = up(bytes, PAGE);
-  char* memory = (char*)mmap(nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return OUT_OF_MEMORY;
-  mprotect(memory + pages, PAGE, PROT_NONE);
-  memory += pages - up(bytes, ALIGNMENT);
+  char* memory = (char*)gpu<void*(size_t)>("allocate_guarded")(bytes);
   memset(memory, 0xFF, bytes);
   live[memory] = bytes;
   used += bytes;
@@ -76,16 +70,10 @@ int allocate(void** address, size_t bytes) {
 int release(void* address) {
   auto found = live.find((char*)address);
   if (found == live.end() || capture) return INVALID_VALUE;
-  size_t bytes = found->second, pages = up(bytes, PAGE);
-  munmap(found->first + up(bytes, ALIGNMENT) - pages, pages + PAGE);
-  used -= bytes;
+  gpu<void(void*, size_t)>("free_guarded")(address, found->second);
+  used -= found->second;
   live.erase(found);
   return SUCCESS;
-}
-
-void tell_fault(int signal) {
-  dprintf(2, "emulated driver: %s touched memory that is not there\n", running);
-  _exit(128 + signal);
 }
 
 bool is_live(void* address, size_t bytes) {
@@ -107,17 +95,9 @@ int copy(void* target, void* source, size_t bytes) {
   });
 }
 
-typedef void Run(void (*)(void**), void**, int, int);
-
-Run* runner() {  // kernels find their threads in its library
-  static void* library = dlopen((folder() + "emulated_gpu.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
-  return (Run*)dlsym(library, "run");
-}
-
 int find(void** function, const char* name) {
   auto known = functions.find(name);
   if (known == functions.end()) {
-    runner();
     void* library = dlopen((folder() + name + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       fprintf(stderr, "emulated driver: %s\n", dlerror());
@@ -143,10 +123,10 @@ int launch(void* handle, unsigned groups, unsigned y, unsigned z, unsigned threa
   return queue([=] {
     std::vector<void*> addresses;
     for (uint64_t& value : *values) addresses.push_back(&value);
-    signal(SIGSEGV, tell_fault);  // each time: Python sets its own
-    running = function.name.c_str();
-    runner()(function.call, addresses.data(), groups, threads);
-    return SUCCESS;
+    if (gpu<bool(void (*)(void**), void**, int, int)>("run")(function.call, addresses.data(), groups, threads))
+      return SUCCESS;
+    fprintf(stderr, "emulated driver: %s touched memory that is not there\n", function.name.c_str());
+    return ILLEGAL_ADDRESS;
   });
 }
 

@@ -1,8 +1,10 @@
 // A GPU's workgroup on one thread of this machine: its threads take turns, each until it has to wait for others.
 //
 // After every barrier they go on in another order, so that results which depend on the order differ between runs of a
-// test's several kernels: what a barrier is missing for shows.
+// test's several kernels: what a barrier is missing for shows. Buffers end at a page that nobody may touch.
 
+#include <setjmp.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include <vector>
 
 constexpr size_t STACK = 256 << 10;  // bytes; pages that are not touched take no memory
+constexpr size_t PAGE = 4096, ALIGNMENT = 256;
 constexpr int WAVE = 32;             // threads that a matrix unit takes together
 
 enum class Wait { NOTHING, WAVE, GROUP, END };
@@ -74,7 +77,7 @@ static void start(int index) {
   if (index == int(stacks.size())) {
     void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stack == MAP_FAILED) abort();
-    mprotect(stack, 4096, PROT_NONE);
+    mprotect(stack, PAGE, PROT_NONE);
     stacks.push_back((char*)stack);
   }
   void** top = (void**)(stacks[index] + STACK - index % 61 * 128);  // or all stacks meet in the same lines of the cache
@@ -125,11 +128,39 @@ static void run_group(int count, std::minstd_rand& random) {
   }
 }
 
-extern "C" void run(void (*call)(void**), void** arguments, int groups, int count) {
+static size_t up(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+// Memory of some bytes, followed by none.
+extern "C" void* allocate_guarded(size_t bytes) {
+  size_t pages = up(bytes, PAGE);
+  char* memory = (char*)mmap(nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) abort();
+  mprotect(memory + pages, PAGE, PROT_NONE);
+  return memory + pages - up(bytes, ALIGNMENT);
+}
+
+extern "C" void free_guarded(void* memory, size_t bytes) {
+  size_t pages = up(bytes, PAGE);
+  munmap((char*)memory + up(bytes, ALIGNMENT) - pages, pages + PAGE);
+}
+
+static sigjmp_buf before_fault;
+
+static void leave(int) { siglongjmp(before_fault, 1); }
+
+// Whether all went well: false where a thread touched memory that is not there.
+extern "C" bool run(void (*call)(void**), void** arguments, int groups, int count) {
   static std::minstd_rand random;
   kernel = call;
   kernel_arguments = arguments;
-  for (group_index = 0; group_index < groups; ++group_index) run_group(count, random);
+  struct sigaction own = {}, others;
+  own.sa_handler = leave;
+  sigaction(SIGSEGV, &own, &others);
+  bool well = !sigsetjmp(before_fault, 1);
+  if (well)
+    for (group_index = 0; group_index < groups; ++group_index) run_group(count, random);
+  sigaction(SIGSEGV, &others, nullptr);
+  return well;
 }
 
 extern "C" int emulated_group() { return group_index; }

@@ -87,25 +87,35 @@ define internal <8 x i32> @wmma_{n}(i1 %0, <{n} x i32> %a, i1 %1, <{n} x i32> %b
 def run_emulated(traits: Traits, kernel: Kernel, arguments: Sequence[np.ndarray | float],
                  groups: int) -> list[np.ndarray]:
     """The buffers, in order, after `groups` workgroups; of CUDA or ROCm."""
-    arrays, values = [], []
+    gpu, buffers, scalars = _emulated_gpu(), [], []
     for declared, value in zip(kernel.arguments, arguments, strict=True):
         if declared.is_scalar:
-            values.append(np.array([value], np.int32 if declared.kind == "i32" else np.float32))
+            scalars.append(np.array([value], np.int32 if declared.kind == "i32" else np.float32))
         else:
-            arrays.append(np.array(value, order="C"))
-            values.append(np.array([arrays[-1].ctypes.data], np.uint64))
-    values.sort(key=lambda v: -v.itemsize)  # buffers before scalars, as launches pass them
+            buffers.append(np.array(value, order="C"))
+    places = [gpu.allocate_guarded(b.nbytes) for b in buffers]
+    for place, buffer in zip(places, buffers, strict=True):
+        ctypes.memmove(place, buffer.ctypes.data, buffer.nbytes)
+    values = [*(np.array([place], np.uint64) for place in places), *scalars]  # in the order in which launches pass them
     pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
-    run = _emulated_gpu().run
-    run(ctypes.CDLL(str(_library(traits, kernel))).call, pointers, groups, kernel.threads)
-    return arrays
+    well = gpu.run(ctypes.CDLL(str(_library(traits, kernel))).call, pointers, groups, kernel.threads)
+    for place, buffer in zip(places, buffers, strict=True):
+        ctypes.memmove(buffer.ctypes.data, place, buffer.nbytes)
+        gpu.free_guarded(place, buffer.nbytes)
+    assert well, f"{kernel.name} touched memory behind a buffer"
+    return buffers
 
 
 @cache
 def _emulated_gpu() -> ctypes.CDLL:
     path = _FOLDER / "emulated_gpu.so"
     compile_gpu(path)
-    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    gpu = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    gpu.run.restype = ctypes.c_bool
+    gpu.allocate_guarded.restype = ctypes.c_void_p
+    gpu.allocate_guarded.argtypes = [ctypes.c_size_t]
+    gpu.free_guarded.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return gpu
 
 
 def compile_gpu(path: Path) -> None:
