@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -247,3 +249,11 @@ def test_more_units_than_a_claim_counts_are_refused(library: Path) -> None:
     with CpuDevice(library, 1) as device, pytest.raises(ArtefactError, match="1,048,576 units at 262,143 tokens"):
         device.record([launch("count", Units(4, 1), "counts"), launch("count", Units(4, 1, 1), "counts")], blocks,
                       262143)
+
+
+def test_every_launch_keeps_to_its_buffers(pycode_pair_artefact: Path) -> None:
+    """See `every_program`."""
+    done = subprocess.run([sys.executable, "-m", "tests.runtime.device.every_program", str(pycode_pair_artefact)],
+                          capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("programs ran\n")

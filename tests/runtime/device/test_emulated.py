@@ -46,35 +46,13 @@ def machines(pycode_model: Path, pycode_artefact: Path, tmp_path_factory: pytest
     return folders
 
 
-VERIFY = """
-import sys
-from dflashc.compiler.cli import main
-sys.exit(main(["verify", sys.argv[1]]))
-"""
-
-EVERY_PROGRAM = """
-import sys
-from contextlib import closing
-from pathlib import Path
-import numpy as np
-from dflashc.runtime.artefact import load_artefact
-from dflashc.runtime.device.memories import session_memories
-from dflashc.runtime.device.opening import open_device
-
-artefact = load_artefact(Path(sys.argv[1]))
-with closing(open_device(artefact)) as device:
-    memories = session_memories(artefact, device, 512)
-    memories |= {"hidden": memories["residual"]}
-    for program in artefact.plan.programs.values():
-        device.upload(memories["state"], np.array([512 - program.rows, 0], np.int64))
-        device.record(program.launches, memories, 512).run()
-    print(len(artefact.plan.programs), "programs ran")
-"""
+VERIFY = ("-c", "import sys; from dflashc.compiler.cli import main; sys.exit(main(['verify', sys.argv[1]]))")
+EVERY_PROGRAM = ("-m", "tests.runtime.device.every_program")
 
 
-def start(program: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", program, str(folder / "artefact")], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+def start(program: tuple[str, str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, *program, str(folder / "artefact")], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[3],
                             env=os.environ | {"LD_LIBRARY_PATH": str(folder)})
 
 
@@ -90,7 +68,7 @@ def test_every_width_and_cut_on_both(machines: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("target", CASES)
 def test_every_launch_keeps_to_its_buffers(target: str, machines: dict[str, Path]) -> None:
-    """Each program alone, on the last tokens that fit; touching memory behind a buffer ends the process."""
+    """See `every_program`."""
     process = start(EVERY_PROGRAM, machines[target])
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
