@@ -1,7 +1,7 @@
 """Chooses among the kernels that a plan offers for a launch, by timing them on the device.
 
-Every choice is timed in a plain step's program and in those of 8 and 16 rows, the variants in turns, so that a
-disturbance meets all of them alike. Knows nothing of what kernels do, nor of where choices are stored.
+Every choice is timed in the programs of 1, 8 and 16 rows that have it, the variants in turns, so that a disturbance
+meets all of them alike. Knows nothing of what kernels do, nor of where choices are stored.
 """
 
 from __future__ import annotations

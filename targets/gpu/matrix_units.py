@@ -128,7 +128,8 @@ class Wmma(MatrixUnit):
 
     def __init__(self, split: bool) -> None:
         self.split = split
-        # RDNA 3 multiplies bytes as fast by dot products, and always 16 rows by WMMA; RDNA 4 twice as fast by WMMA
+        # RDNA 3 multiplies bytes no faster by WMMA than by dot products, and always 16 rows; RDNA 4 is faster by WMMA
+        # (AMD GPUOpen, "Using the Matrix Cores of AMD RDNA 4 architecture GPUs")
         self.fewest_rows = FEWEST_ROWS if split else 12
 
     def weight_rows(self, lane: Expr) -> list[Expr]:

@@ -54,12 +54,10 @@ def _variants(traits: Traits, weight: PackedWeight, outputs: int, rows: int, bui
 
 
 def _steps_by(traits: Traits, format_name: str) -> dict[str, int]:
-    """What may multiply in steps, the default first, and from how many rows on the matrix unit does."""
+    """What may multiply in steps, the default first, and from how many rows on the matrix unit does; 0 as it says."""
     unit = matrix_unit_for(traits, format_name)
-    if unit is None:
-        return {"": 0}
-    return {"": unit.fewest_rows, ", dot products": MOST_ROWS + 1,
-            **({", matrix unit": FEWEST_ROWS} if unit.fewest_rows > FEWEST_ROWS else {})}
+    others = {", dot products": MOST_ROWS + 1, ", matrix unit": FEWEST_ROWS} if unit else {}
+    return {"": 0, **{name: rows for name, rows in others.items() if unit and rows != unit.fewest_rows}}
 
 
 def _linear_group(traits: Traits, c: ProgramContext, var: Expr, call: Expr) -> None:

@@ -1,8 +1,8 @@
 """Small integers and floats into each other by the bits of 1.5 * 2^23, whose neighbours are the integers.
 
 Two additions at full rate on every GPU, where conversions run at a fraction of it on some (NVIDIA: an eighth; CUDA C++
-Programming Guide, throughput of native arithmetic instructions). A sum of
-products that starts at `OFFSET_BITS` is half converted already. Exact for |integer| < 2^22.
+Programming Guide, throughput of native arithmetic instructions). A sum of products that starts at `OFFSET_BITS` is half
+converted already. Exact for |integer| < 2^22.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from dflashc.targets.gpu.builder import (
     store,
 )
 from dflashc.targets.gpu.kernels.block_products import add_block
-from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, group_words
+from dflashc.targets.gpu.kernels.codes import LANES, PackedRow, block_parts, group_words
 from dflashc.targets.gpu.kernels.exact_floats import OFFSET_BITS, float_of, float_of_sum
 from dflashc.targets.gpu.traits import Traits
 from dflashc.targets.packing import BLOCK, PACKED_FORMATS, QUADS, PackedFormat
@@ -158,7 +158,7 @@ def _add_codes(rows: Sequence[PackedRow], block: Expr, blocks: Expr, activations
                sums: Expr, count: int) -> None:
     codes, activation_scale, activation_sums = activations
     weights = [(row.quads(block), row.scales(block)) for row in rows]
-    parts, minima = len(weights[0][1].factors), weights[0][1].minima
+    parts, minima = block_parts(rows[0].layout)
     for m in range(count):
         at = bind((first_row + m) * blocks + block)
         inputs = [*load4(codes, at * 2), *load4(codes, at * 2 + 1)]

@@ -217,46 +217,45 @@ API cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* s
 
 // HIP ------------------------------------------------------------------------------------------------------------------
 
-API hipInit(unsigned flags) { return flags ? INVALID_VALUE : SUCCESS; }
+// What differs in nothing but its name.
+#define SAME(hip, cuda) extern "C" __attribute__((visibility("default"), alias(#cuda))) decltype(cuda) hip
+
+SAME(hipInit, cuInit);
+SAME(hipGetDeviceCount, cuDeviceGetCount);
+SAME(hipDeviceGetName, cuDeviceGetName);
+SAME(hipDeviceTotalMem, cuDeviceTotalMem);
+SAME(hipMemGetInfo, cuMemGetInfo);
+SAME(hipMalloc, cuMemAlloc);
+SAME(hipFree, cuMemFree);
+SAME(hipHostMalloc, cuMemHostAlloc);
+SAME(hipHostGetDevicePointer, cuMemHostGetDevicePointer);
+SAME(hipHostFree, cuMemFreeHost);
+SAME(hipMemsetD8Async, cuMemsetD8Async);
+SAME(hipStreamCreateWithFlags, cuStreamCreate);
+SAME(hipStreamDestroy, cuStreamDestroy);
+SAME(hipStreamQuery, cuStreamQuery);
+SAME(hipModuleLoadData, cuModuleLoadData);
+SAME(hipModuleUnload, cuModuleUnload);
+SAME(hipModuleGetFunction, cuModuleGetFunction);
+SAME(hipModuleLaunchKernel, cuLaunchKernel);
+SAME(hipStreamBeginCapture, cuStreamBeginCapture);
+SAME(hipStreamEndCapture, cuStreamEndCapture);
+SAME(hipGraphDestroy, cuGraphDestroy);
+SAME(hipGraphLaunch, cuGraphLaunch);
+SAME(hipGraphExecDestroy, cuGraphExecDestroy);
+SAME(hipEventDestroy, cuEventDestroy);
+SAME(hipEventRecord, cuEventRecord);
+SAME(hipEventElapsedTime, cuEventElapsedTime);
+
 API hipRuntimeGetVersion(int* version) { return DONE(*version = 70200000); }
-API hipGetDeviceCount(int* count) { return DONE(*count = 1); }
 API hipSetDevice(int number) { return number ? INVALID_VALUE : SUCCESS; }
-API hipDeviceGetName(char* name, int length, int) { return DONE(strncpy(name, "Emulated GPU", length)); }
 API hipDeviceGetAttribute(int* value, int, int) { return DONE(*value = 1); }
 API hipGetDevicePropertiesR0600(char* properties, int) { return DONE(strcpy(properties + 1160, "gfx1151")); }
-API hipDeviceTotalMem(size_t* bytes, int) { return DONE(*bytes = MEMORY); }
-API hipMemGetInfo(size_t* free, size_t* total) { return DONE((*free = MEMORY - used, *total = MEMORY)); }
-API hipMalloc(void** address, size_t bytes) { return allocate(address, bytes); }
-API hipFree(void* address) { return release(address); }
-API hipHostMalloc(void** address, size_t bytes, unsigned flags) {
-  return flags == 2 ? allocate(address, bytes) : INVALID_VALUE;
-}
-API hipHostGetDevicePointer(void** address, void* host, unsigned) { return DONE(*address = host); }
-API hipHostFree(void* address) { return release(address); }
-API hipMemsetD8Async(void* address, unsigned char value, size_t bytes, void*) { return fill(address, value, bytes); }
 API hipMemcpyAsync(void* target, void* source, size_t bytes, int kind, void*) {
   return kind == 4 ? copy(target, source, bytes) : INVALID_VALUE;
 }
-API hipStreamCreateWithFlags(void** stream, unsigned) { return DONE(*stream = &used); }
-API hipStreamDestroy(void*) { return SUCCESS; }
-API hipStreamQuery(void*) { return SUCCESS; }
-API hipModuleLoadData(void** module, const char* code) { return cuModuleLoadData(module, code); }
-API hipModuleUnload(void*) { return SUCCESS; }
-API hipModuleGetFunction(void** function, void*, const char* name) { return find(function, name); }
-API hipModuleLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz,
-                          unsigned shared, void*, void** parameters, void** extra) {
-  return extra ? INVALID_VALUE : launch(function, x, y, z, tx, ty, tz, shared, parameters);
-}
-API hipStreamBeginCapture(void*, int) { return begin_capture(); }
-API hipStreamEndCapture(void*, void** graph) { return end_capture(graph); }
 API hipGraphInstantiate(void** executable, void* graph, void*, char*, size_t) {
-  return DONE(*executable = new Graph(*(Graph*)graph));
+  return cuGraphInstantiateWithFlags(executable, graph, 0);
 }
-API hipGraphDestroy(void* graph) { return DONE(delete (Graph*)graph); }
-API hipGraphLaunch(void* executable, void*) { return launch_graph(executable); }
-API hipGraphExecDestroy(void* executable) { return DONE(delete (Graph*)executable); }
-API hipEventCreate(void** event) { return DONE(*event = new Event); }
-API hipEventDestroy(void* event) { return DONE(delete (Event*)event); }
-API hipEventRecord(void* event, void*) { return DONE(*(Event*)event = std::chrono::steady_clock::now()); }
-API hipEventElapsedTime(float* result, void* first, void* last) { return DONE(*result = milliseconds(first, last)); }
+API hipEventCreate(void** event) { return cuEventCreate(event, 0); }
 extern "C" const char* hipGetErrorName(int) { return "hipErrorEmulated"; }
